@@ -121,40 +121,34 @@ static uint64_t least_bytes(size_t rate, int64_t window_ms)
     return bytes > 0 ? bytes : 1;
 }
 
-/* After body_timeout_ms without progress, or below the least rate. A new window begins when the bytes of a whole window have
- * arrived, so that a fast beginning does not make up for a slow rest. */
-static int64_t body_deadline(const struct http_connection *connection)
-{
-    const struct http_limits *limits = limits_of(connection);
-    struct http_exchange *exchange = connection->exchange;
-    uint64_t least = least_bytes(limits->body_rate_min, limits->body_timeout_ms);
-
-    if (exchange->body_since_ns < connection->state_since_ns ||
-        exchange->body.received - exchange->body_before >= least) {
-        exchange->body_since_ns = now_ns(connection);
-        exchange->body_before = exchange->body.received;
-    }
-    int64_t since_ns =
-        exchange->body_since_ns < connection->progress_ns ? exchange->body_since_ns : connection->progress_ns;
-    return after_ms(since_ns, limits->body_timeout_ms);
-}
-
 static int64_t deadline_of(const struct http_connection *connection)
 {
     const struct http_limits *limits = limits_of(connection);
+    struct http_exchange *exchange = connection->exchange;
     int64_t since_ns = connection->state_since_ns;
 
     if (connection->is_behind)
         return after_ms(connection->reading_since_ns, limits->write_timeout_ms);
     switch (connection->state) {
     case HTTP_STATE_HEAD:
-        if (connection->exchange)
+        if (exchange)
             return after_ms(since_ns, limits->header_timeout_ms);
         /* Idle: from the last byte or, where the last request took long, from its answer. */
         return after_ms(connection->progress_ns > since_ns ? connection->progress_ns : since_ns,
                         limits->idle_timeout_ms);
     case HTTP_STATE_BODY:
-    case HTTP_STATE_DISCARD: return body_deadline(connection);
+    case HTTP_STATE_DISCARD:
+        /* After body_timeout_ms without progress, or below the least rate. A new window begins when the bytes of a whole window
+         * have arrived, so that a fast beginning does not make up for a slow rest. */
+        if (exchange->body_since_ns < since_ns ||
+            exchange->body.received - exchange->body_before >=
+                least_bytes(limits->body_rate_min, limits->body_timeout_ms)) {
+            exchange->body_since_ns = now_ns(connection);
+            exchange->body_before = exchange->body.received;
+        }
+        return after_ms(exchange->body_since_ns < connection->progress_ns ? exchange->body_since_ns
+                                                                          : connection->progress_ns,
+                        limits->body_timeout_ms);
     case HTTP_STATE_LINGER: return after_ms(since_ns, HTTP_LINGER_MS);
     case HTTP_STATE_BUSY:
     case HTTP_STATE_FLUSH:

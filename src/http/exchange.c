@@ -28,7 +28,7 @@ const uint16_t http_progress_next[HTTP_PROGRESSES] = {
 
 static void alloc_for_reading(struct http_exchange *exchange)
 {
-    const struct http_parser_limits *limits = &exchange->home->server->parser_limits;
+    const struct http_limits *limits = &exchange->home->server->config.limits;
 
     exchange->spans = memory_alloc(limits->header_count_max * sizeof *exchange->spans);
     exchange->headers = memory_alloc(limits->header_count_max * sizeof *exchange->headers);
@@ -309,46 +309,39 @@ static bool is_abandoned(const struct http_exchange *exchange)
     return exchange->connection->exchange != exchange;
 }
 
-static void send_recorded(struct http_exchange *exchange)
-{
-    const struct http_recorded *recorded = &exchange->recorded;
-    struct http_request *request = &exchange->request;
-
-    if (recorded->kind == HTTP_RECORDED_STREAM) {
-        http_send_stream(request, &recorded->response, &recorded->source);
-    } else if (recorded->kind == HTTP_RECORDED_WHOLE) {
-        http_send(request, &recorded->response);
-    } else if (exchange->job.cancelled) {
-        http_send_error(request, &(struct error){.status = STATUS_CANCELLED});
-    } else {
-        log_error("request_without_answer", LOG_CSTR("route", request->route->path),
-                  LOG_CSTR("step", "handler"));
-        http_send_error(request, &(struct error){.status = STATUS_INTERNAL});
-    }
-}
-
 static void on_handler_done(struct worker_job *job)
 {
     struct http_exchange *exchange = CONTAINER_OF(job, struct http_exchange, job);
     struct http_connection *connection = exchange->connection;
     struct http_server *server = exchange->home->server;
-
+    struct http_request *request = &exchange->request;
+    const struct http_recorded *recorded = &exchange->recorded;
     struct worker_pool *next_pool = exchange->next_pool; /* that http_request_hand_on() named */
     exchange->next_pool = NULL;
     if (next_pool && !is_abandoned(exchange) && !job->cancelled) {
         if (worker_pool_submit(next_pool, job))
             return;
-        http_send_error(&exchange->request, &(struct error){.status = STATUS_OVERLOADED});
+        http_send_error(request, &(struct error){.status = STATUS_OVERLOADED});
     }
     http_exchange_move(exchange, HTTP_RUNNING);
     if (is_abandoned(exchange)) {
-        if (exchange->recorded.kind == HTTP_RECORDED_STREAM)
-            exchange->recorded.source.release(exchange->recorded.source.context);
+        if (recorded->kind == HTTP_RECORDED_STREAM)
+            recorded->source.release(recorded->source.context);
         http_dispatch_end_key(exchange); /* not before: until now the handler was running */
         http_exchange_release(exchange);
     } else {
         http_exchange_unpark(exchange);
-        send_recorded(exchange);
+        if (recorded->kind == HTTP_RECORDED_STREAM) {
+            http_send_stream(request, &recorded->response, &recorded->source);
+        } else if (recorded->kind == HTTP_RECORDED_WHOLE) {
+            http_send(request, &recorded->response);
+        } else if (job->cancelled) {
+            http_send_error(request, &(struct error){.status = STATUS_CANCELLED});
+        } else {
+            log_error("request_without_answer", LOG_CSTR("route", request->route->path),
+                      LOG_CSTR("step", "handler"));
+            http_send_error(request, &(struct error){.status = STATUS_INTERNAL});
+        }
     }
     http_connection_unref(connection);
     http_server_unref(server);

@@ -76,39 +76,34 @@ static bool is_authority(struct str text)
     return true;
 }
 
-/* http://authority[/path][?query]: the authority replaces Host, which is required nevertheless. */
-static enum status read_absolute(struct http_head *head, struct error *error)
+static enum status read_target(struct http_head *head, struct error *error)
 {
     struct str rest = head->target, scheme = STR("http://");
-
-    if (rest.len > scheme.len && str_eq_nocase(str_of(rest.ptr, scheme.len), scheme))
-        rest = str_of(rest.ptr + scheme.len, rest.len - scheme.len);
-    else
-        return refuse_field(error, "target", "the request target must be a path or an http URL");
     size_t host_len = 0;
+
+    if (rest.ptr[0] == '/') {
+        split_target(head, rest);
+        return STATUS_OK;
+    }
+    if (str_eq(rest, STR("*"))) {
+        head->path = rest;
+        head->is_server_wide = true;
+        return head->method == HTTP_OPTIONS
+                   ? STATUS_OK
+                   : refuse_field(error, "target", "the target * is for OPTIONS only");
+    }
+    /* http://authority[/path][?query]: the authority replaces Host, which is required nevertheless. */
+    if (rest.len <= scheme.len || !str_eq_nocase(str_of(rest.ptr, scheme.len), scheme))
+        return refuse_field(error, "target", "the request target must be a path or an http URL");
+    rest = str_skip(rest, scheme.len);
     while (host_len < rest.len && rest.ptr[host_len] != '/' && rest.ptr[host_len] != '?')
         host_len++;
     if (!is_authority(str_of(rest.ptr, host_len)))
         return refuse_field(error, "target", "the host of the request target is not valid");
-    rest = str_of(rest.ptr + host_len, rest.len - host_len);
-    split_target(head, rest);
+    split_target(head, str_skip(rest, host_len));
     if (head->path.len == 0)
         head->path = STR("/");
     return STATUS_OK;
-}
-
-static enum status read_target(struct http_head *head, struct error *error)
-{
-    if (head->target.ptr[0] == '/') {
-        split_target(head, head->target);
-        return STATUS_OK;
-    }
-    if (!str_eq(head->target, STR("*")))
-        return read_absolute(head, error);
-    head->path = head->target;
-    head->is_server_wide = true;
-    return head->method == HTTP_OPTIONS ? STATUS_OK
-                                        : refuse_field(error, "target", "the target * is for OPTIONS only");
 }
 
 /* ---- fields ---- */

@@ -220,7 +220,6 @@ struct http_home {
 
 struct http_server {
     struct http_server_config config;
-    struct http_parser_limits parser_limits;
     struct http_home **homes; /* by loop index */
     unsigned home_count;
     atomic_uint refs; /* its owner, each worker that holds a request, each message on its way to a loop */

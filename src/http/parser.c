@@ -60,8 +60,7 @@ enum phase {
 #define METHOD_BYTES_MAX 32
 #define NAME_BYTES_MAX 256
 
-void http_parser_init(struct http_parser *parser, const struct http_parser_limits *limits,
-                      struct http_span *spans)
+void http_parser_init(struct http_parser *parser, const struct http_limits *limits, struct http_span *spans)
 {
     parser->limits = limits;
     parser->spans = spans;

@@ -8,8 +8,7 @@
 
 #include <stdint.h>
 
-#include "base/status.h"
-#include "base/str.h"
+#include "http/http.h"
 
 /* The fields the server itself, or nearly every handler, looks at: found while parsing, never searched
  * for. */
@@ -36,16 +35,10 @@ struct http_span { /* one field line: offsets from the head's first byte */
     uint16_t field; /* enum http_field */
 };
 
-struct http_parser_limits {
-    size_t target_bytes_max;
-    size_t header_bytes_max; /* field lines, all of them */
-    unsigned header_count_max;
-};
-
 enum http_parse { HTTP_PARSE_MORE, HTTP_PARSE_DONE, HTTP_PARSE_FAILED };
 
 struct http_parser {
-    const struct http_parser_limits *limits;
+    const struct http_limits *limits;
     struct http_span *spans; /* the caller's, limits->header_count_max of them */
     unsigned span_count;
     unsigned phase;
@@ -59,8 +52,7 @@ struct http_parser {
     const char *message;
 };
 
-void http_parser_init(struct http_parser *parser, const struct http_parser_limits *limits,
-                      struct http_span *spans);
+void http_parser_init(struct http_parser *parser, const struct http_limits *limits, struct http_span *spans);
 void http_parser_reset(struct http_parser *parser); /* for the next head */
 /* `data` is the head from its first byte. Call again with more while it answers MORE. */
 enum http_parse http_parser_run(struct http_parser *parser, const char *data, size_t len);

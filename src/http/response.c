@@ -46,7 +46,6 @@ _Static_assert(SLOT_OTHER < HTTP_STATUS_SLOTS, "every status has a slot");
 
 static const struct str close_line = {"Connection: close\r\n", 19};
 
-#define NUMBER_BYTES_MAX 20
 #define FIXED_BYTES_MAX 256 /* status line, field names, Connection and all CRLFs; without the number */
 
 unsigned http_status_slot(int status)
@@ -65,7 +64,9 @@ static bool status_has_content(int status)
     return status >= 200 && status != 204 && status != 304;
 }
 
-static char *put_status_line(char *at, int status)
+/* Status line, fields and the empty line. `connection` is a whole line or empty; length -1 = not known. */
+static void put_head(struct buf *out, struct http_home *home, const struct http_response *response,
+                     int64_t length, bool is_chunked, struct str connection)
 {
     static const struct str lines[] = {
 #define LINE(status, reason)                                  \
@@ -74,25 +75,18 @@ static char *put_status_line(char *at, int status)
         STATUS_LINES(LINE)
 #undef LINE
     };
-    unsigned slot = http_status_slot(status);
-
-    if (slot != SLOT_OTHER)
-        return str_put(at, lines[slot]);
-    at = str_put(at, STR("HTTP/1.1 "));
-    at = str_put_u64(at, (uint64_t)status);
-    return str_put(at, STR(" \r\n")); /* the reason may be empty, its space may not */
-}
-
-/* Status line, fields and the empty line. `connection` is a whole line or empty; length -1 = not known. */
-static void put_head(struct buf *out, struct http_home *home, const struct http_response *response,
-                     int64_t length, bool is_chunked, struct str connection)
-{
+    unsigned slot = http_status_slot(response->status);
     struct str date_line = http_home_date_line(home);
-    size_t most = FIXED_BYTES_MAX + NUMBER_BYTES_MAX + date_line.len + response->content_type.len +
-                  response->headers.len;
+    size_t most =
+        FIXED_BYTES_MAX + STR_U64_BYTES + date_line.len + response->content_type.len + response->headers.len;
     char *begin = buf_reserve(out, most), *at = begin;
 
-    at = put_status_line(at, response->status);
+    if (slot != SLOT_OTHER) {
+        at = str_put(at, lines[slot]);
+    } else {
+        at = str_put_u64(str_put(at, STR("HTTP/1.1 ")), (uint64_t)response->status);
+        at = str_put(at, STR(" \r\n")); /* the reason may be empty, its space may not */
+    }
     at = str_put(at, date_line);
     if (status_has_content(response->status)) {
         if (response->content_type.len > 0) {

@@ -60,16 +60,6 @@ static struct node *literal_of(const struct node *node, struct str segment)
     return NULL;
 }
 
-static struct node *add_literal(struct node *node, struct str segment)
-{
-    struct node *child = memory_zalloc(sizeof *child);
-
-    child->segment = segment;
-    node->literals = memory_realloc_array(node->literals, node->literal_count + 1, sizeof(struct node *));
-    node->literals[node->literal_count++] = child;
-    return child;
-}
-
 /* Makes the nodes of the row's path. NULL when it is not valid. */
 static struct node *make_path(struct http_router *router, struct http_entry *entry)
 {
@@ -94,8 +84,15 @@ static struct node *make_path(struct http_router *router, struct http_entry *ent
             node = node->param;
         } else if (segment.len > 0 && http_scan(segment.ptr, end, HTTP_BYTE_TARGET) == end &&
                    !memchr(segment.ptr, '?', segment.len) && !memchr(segment.ptr, '%', segment.len)) {
-            struct node *known = literal_of(node, segment);
-            node = known ? known : add_literal(node, segment);
+            struct node *child = literal_of(node, segment);
+            if (!child) {
+                child = memory_zalloc(sizeof *child);
+                child->segment = segment;
+                node->literals =
+                    memory_realloc_array(node->literals, node->literal_count + 1, sizeof(struct node *));
+                node->literals[node->literal_count++] = child;
+            }
+            node = child;
         } else {
             return NULL;
         }

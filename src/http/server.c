@@ -59,11 +59,6 @@ enum status http_server_create(const struct http_server_config *config, struct h
     struct http_server *made = memory_zalloc(sizeof *made);
     made->config = *config;
     atomic_init(&made->refs, 1);
-    made->parser_limits = (struct http_parser_limits){
-        .target_bytes_max = limits->target_bytes_max,
-        .header_bytes_max = limits->header_bytes_max,
-        .header_count_max = limits->header_count_max,
-    };
     if (limits->bodies_bytes_max / 4 < limits->body_bytes_max)
         made->config.limits.bodies_bytes_max = 4 * limits->body_bytes_max;
     http_tally_register(made);
@@ -173,15 +168,6 @@ static void on_drain_deadline(struct loop_timer *timer)
                          cut_all);
 }
 
-/* A request that has arrived, but was not read yet, is in flight. */
-static bool is_idle(const struct http_connection *connection)
-{
-    char byte;
-    return connection->state == HTTP_STATE_HEAD && !connection->exchange &&
-           buf_len(&connection->own_out) == 0 &&
-           recv(connection->io.fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT) <= 0;
-}
-
 static void drain_on_loop(struct loop *loop, void *arg)
 {
     struct http_server *server = arg;
@@ -192,7 +178,9 @@ static void drain_on_loop(struct loop *loop, void *arg)
         http_listener_close_all(home);
         LIST_FOREACH_SAFE(connection, &home->connections, entry, next) {
             const struct http_exchange *exchange = connection->exchange;
-            if (is_idle(connection))
+            char byte; /* of a request that has arrived, but was not read yet: it is in flight */
+            if (connection->state == HTTP_STATE_HEAD && !exchange && buf_len(&connection->own_out) == 0 &&
+                recv(connection->io.fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT) <= 0)
                 http_connection_drop(connection);
             else if (connection->state == HTTP_STATE_BUSY && exchange->progress > HTTP_ANSWERED &&
                      exchange->request.route->kind == HTTP_STREAM) /* it never ends by itself */

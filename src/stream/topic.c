@@ -132,13 +132,10 @@ static void keep(struct stream_topic *topic, struct stream_segment *segment)
 {
     if (topic->kept_end == topic->kept_capacity) {
         size_t count = topic->kept_end - topic->kept_start;
-        if (count > topic->kept_capacity / 2) {
-            topic->kept_capacity = 2 * topic->kept_capacity;
+        if (count >= topic->kept_capacity / 2) {
+            topic->kept_capacity = topic->kept_capacity ? 2 * topic->kept_capacity : 16;
             topic->kept =
                 memory_realloc_array(topic->kept, topic->kept_capacity, sizeof(struct stream_segment *));
-        } else if (!topic->kept_capacity) {
-            topic->kept_capacity = 16;
-            topic->kept = memory_realloc_array(NULL, topic->kept_capacity, sizeof(struct stream_segment *));
         }
         memmove(topic->kept, topic->kept + topic->kept_start, count * sizeof(struct stream_segment *));
         topic->kept_start = 0;

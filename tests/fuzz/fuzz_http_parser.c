@@ -9,7 +9,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 #define HEADERS_MAX 16
 
-static const struct http_parser_limits limits = {
+static const struct http_limits limits = {
     .target_bytes_max = 300,
     .header_bytes_max = 600,
     .header_count_max = HEADERS_MAX,

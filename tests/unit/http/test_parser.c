@@ -12,7 +12,7 @@
 
 #define HEADERS_MAX 8
 
-static const struct http_parser_limits limits = {
+static const struct http_limits limits = {
     .target_bytes_max = 64,
     .header_bytes_max = 256,
     .header_count_max = HEADERS_MAX,
