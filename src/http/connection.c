@@ -68,7 +68,6 @@ void http_connection_drop(struct http_connection *connection)
     close(connection->io.fd);
     http_budget_free_unsent(connection);
     LIST_REMOVE(connection, entry);
-    home->connection_count--;
     atomic_fetch_sub_explicit(&home->server->connection_count, 1, memory_order_relaxed);
     metric_change(home->server->connections_gauge, -1);
     http_connection_unref(connection);
@@ -427,7 +426,6 @@ void http_connection_open(struct http_home *home, int fd, const struct sockaddr_
         return;
     }
     LIST_INSERT_HEAD(&home->connections, connection, entry);
-    home->connection_count++;
     metric_change(home->server->connections_gauge, 1);
     connection->progress_ns = now_ns(connection);
     http_connection_move(connection, HTTP_STATE_HEAD);

@@ -205,7 +205,6 @@ struct http_home {
     SLIST_HEAD(, http_exchange) spares;
     unsigned spare_count;
     LIST_HEAD(, http_connection) connections;
-    size_t connection_count;
     struct http_tally tally;
     char date_line[CLOCK_HTTP_DATE_BYTES + 8]; /* "Date: …\r\n" */
     size_t date_line_len;
@@ -285,9 +284,8 @@ void http_work_submit(struct http_exchange *exchange);
 /* connection.c: life, input and output */
 void http_connection_open(struct http_home *home, int fd, const struct sockaddr_storage *peer, bool is_extra);
 void http_connection_move(struct http_connection *connection, enum http_state state);
-void http_connection_resume(
-    struct http_connection *connection); /* a turn at the end of this tick, unless in one */
-void http_connection_drop(struct http_connection *connection); /* closes now, and drops its request */
+void http_connection_resume(struct http_connection *connection); /* takes a turn at the end of this tick */
+void http_connection_drop(struct http_connection *connection);   /* closes now, and drops its request */
 /* The same by a reset: what was sent must not look complete, and the system drops what the client does not read. */
 void http_connection_cut(struct http_connection *connection);
 void http_connection_unref(struct http_connection *connection);
@@ -296,17 +294,15 @@ void http_connection_finish(struct http_connection *connection, bool may_be_unre
 
 /* dispatch.c: a request's way; true when there may be more to do with what is there */
 bool http_dispatch_step(struct http_connection *connection);
-void http_dispatch_end_key(
-    struct http_exchange *exchange); /* ends the idempotency step's hold, if there is one */
+void http_dispatch_end_key(struct http_exchange *exchange); /* ends the idempotency step's hold, if any */
 
 /* response.c */
 unsigned http_status_slot(int status); /* a small number for each status; unknown ones share the last */
 /* Answers without a request (408, 503, a worker that is too late), then closes. */
 void http_connection_fail(struct http_connection *connection, enum status status);
-void http_answer_finish(struct http_exchange *exchange, int status,
-                        enum http_progress progress); /* after its head was written */
-/* Puts status line, fields and the empty line, deciding whether the connection stays open. length -1 =
- * stream. */
+/* After its head was written. */
+void http_answer_finish(struct http_exchange *exchange, int status, enum http_progress progress);
+/* Puts status line, fields and the empty line, deciding whether the connection stays open. length -1 = stream. */
 void http_answer_put_head(struct http_exchange *exchange, const struct http_response *response,
                           int64_t length);
 bool http_answer_has_body(const struct http_exchange *exchange, int status);
@@ -315,11 +311,9 @@ struct http_recorded *http_answer_record(struct http_exchange *exchange, const s
                                          enum http_recorded_kind kind);
 
 /* stream.c */
-bool http_stream_pump(
-    struct http_connection *connection); /* false when it waits for the socket or its source */
+bool http_stream_pump(struct http_connection *connection); /* false: it waits for the socket or its source */
 void http_stream_release(struct http_exchange *exchange);
-void http_stream_end_early(
-    struct http_connection *connection); /* a stream without end, when the server stops */
+void http_stream_end_early(struct http_connection *connection); /* one without end, when the server stops */
 
 /* budget.c */
 void http_budget_init(struct http_server *server); /* after its homes */
@@ -338,12 +332,6 @@ void http_tally_count(struct http_exchange *exchange, int status);
 void http_tally_count_unmatched(struct http_home *home, int status);
 void http_tally_flush(struct http_home *home);
 void http_tally_register(struct http_server *server);
-
-/* listener.c */
-void http_listener_close_all(struct http_home *home); /* on its loop */
-void http_listener_close_unstarted(
-    struct http_server *server); /* those whose loop never ran; after the loops */
-void http_listener_free_all(struct http_server *server);
 
 /* server.c */
 void http_drain_check(struct http_home *home); /* after a connection ended */

@@ -1,15 +1,40 @@
-/* The server: its homes, one per loop, what they share, and how it stops.
+/* The server: its homes, one per loop, what they share, its listeners, and how it stops.
+ *
+ * There is one SO_REUSEPORT socket per loop and address, accepting in bounded batches. Over the connection limit a client is
+ * accepted, answered 503 and closed; a bounded number of them may take their time to read it, more are closed at once. Without
+ * free descriptors accepting pauses for PAUSE_MS.
  *
  * The graceful stop (C7): each loop closes its listeners and idle connections and lets requests in flight be answered; the
  * last loop to be empty reports it. A request that was sent and not read yet is in flight too, even on a connection that
  * was not accepted yet. At the deadline unanswered requests get 503; what has not left LAST_ANSWER_MS later is cut. */
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include "base/log.h"
 #include "base/memory.h"
 #include "http/http_inside.h"
 
-enum { LAST_ANSWER_MS = 500 }; /* for the 503 to leave and the client to close */
+enum {
+    BACKLOG = 4096,
+    ACCEPTS_PER_TURN = 64,
+    PAUSE_MS = 100,
+    LAST_ANSWER_MS = 500, /* for the 503 to leave and the client to close */
+};
+
+struct http_listener {
+    struct loop_io io; /* first */
+    struct loop_message message;
+    struct http_home *home;
+    SLIST_ENTRY(http_listener) of_server; /* for the server's owner: all of them */
+    SLIST_ENTRY(http_listener) of_home;   /* for the loop: those that are open there */
+    struct loop_timer timer;              /* ends a pause */
+    bool is_paused;
+};
 
 const struct http_limits http_limits_default = {
     .body_bytes_max = (size_t)8 * 1024 * 1024,
@@ -88,6 +113,203 @@ void http_server_adopt(struct http_server *server, struct loop *loop, int fd)
     http_connection_open(home, fd, NULL, before >= server->config.limits.connections_max);
 }
 
+/* ---- accepting ---- */
+
+static void on_pause_over(struct loop_timer *timer)
+{
+    struct http_listener *listener = CONTAINER_OF(timer, struct http_listener, timer);
+
+    loop_io_change(listener->home->loop, &listener->io, LOOP_READ);
+}
+
+static void open_connection(struct http_home *home, int fd, const struct sockaddr_storage *peer)
+{
+    struct http_server *server = home->server;
+    unsigned max = server->config.limits.connections_max;
+    unsigned before = atomic_fetch_add_explicit(&server->connection_count, 1, memory_order_relaxed);
+
+    if (before >= max + server->config.limits.connections_extra) {
+        atomic_fetch_sub_explicit(&server->connection_count, 1, memory_order_relaxed);
+        close(fd);
+        return;
+    }
+    int on = 1;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    http_connection_open(home, fd, peer, before >= max);
+}
+
+static void accept_waiting(struct http_listener *listener, int max)
+{
+    struct loop *loop = listener->home->loop;
+
+    for (int i = 0; i < max; i++) {
+        struct sockaddr_storage peer = {0};
+        socklen_t peer_len = sizeof peer;
+        int fd = accept4(listener->io.fd, (struct sockaddr *)&peer, &peer_len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd >= 0) {
+            listener->is_paused = false;
+            open_connection(listener->home, fd, &peer);
+            continue;
+        }
+        int why = errno;
+        if (why == EMFILE || why == ENFILE || why == ENOBUFS || why == ENOMEM) {
+            if (!listener->is_paused)
+                log_warn("accept_paused", LOG_CSTR("error", strerror(why)));
+            listener->is_paused = true;
+            loop_io_change(loop, &listener->io, 0);
+            loop_timer_start(loop, &listener->timer, loop_now_ns(loop) + PAUSE_MS * CLOCK_NS_PER_MS,
+                             on_pause_over);
+        }
+        if (why != EINTR && why != ECONNABORTED)
+            return;
+    }
+}
+
+static void on_listener_event(struct loop_io *io, unsigned events)
+{
+    (void)events;
+    accept_waiting((struct http_listener *)io, ACCEPTS_PER_TURN);
+}
+
+static void close_listeners(struct http_home *home)
+{
+    while (!SLIST_EMPTY(&home->listeners)) {
+        struct http_listener *listener = SLIST_FIRST(&home->listeners);
+        SLIST_REMOVE_HEAD(&home->listeners, of_home);
+        accept_waiting(listener, BACKLOG); /* their requests may be there: a close would reset them */
+        loop_io_stop(home->loop, &listener->io);
+        loop_timer_stop(home->loop, &listener->timer);
+        close(listener->io.fd);
+        listener->io.fd = -1;
+    }
+}
+
+static void on_listener_message(struct loop *loop, struct loop_message *message)
+{
+    struct http_listener *listener = CONTAINER_OF(message, struct http_listener, message);
+    struct http_home *home = listener->home;
+    struct http_server *server = home->server;
+    struct error error;
+
+    if (!server->is_destroyed) {
+        SLIST_INSERT_HEAD(&home->listeners, listener, of_home);
+        if (loop_io_start(loop, &listener->io, listener->io.fd, LOOP_READ, on_listener_event, &error) !=
+            STATUS_OK)
+            log_error("listen_failed", LOG_ERROR_FIELDS(&error));
+        if (home->draining)
+            close_listeners(home);
+    }
+    http_server_unref(server);
+}
+
+/* ---- listening ---- */
+
+/* "host:port" or "[v6]:port" into its two parts, NUL-terminated. */
+static enum status split_address(struct str address, char host[256], char port[8], struct error *error)
+{
+    const char *colon = address.len > 0 ? memrchr(address.ptr, ':', address.len) : NULL;
+    struct str name = str_of(address.ptr, colon ? (size_t)(colon - address.ptr) : 0);
+    struct str number = colon ? str_of(colon + 1, address.len - name.len - 1) : STR_NONE;
+    uint64_t value;
+
+    if (name.len > 2 && name.ptr[0] == '[' && name.ptr[name.len - 1] == ']')
+        name = str_of(name.ptr + 1, name.len - 2);
+    if (name.len == 0 || name.len > 255 || number.len > 5 || !str_to_u64(number, &value) || value > 65535)
+        return error_set(error, STATUS_CONFIG, "\"%.*s\" is not HOST:PORT or [IPV6]:PORT", STR_ARG(address));
+    snprintf(host, 256, "%.*s", STR_ARG(name));
+    snprintf(port, 8, "%.*s", STR_ARG(number));
+    return STATUS_OK;
+}
+
+enum status http_address_check(struct str address, struct error *error)
+{
+    char host[256], port[8];
+    return split_address(address, host, port, error);
+}
+
+/* A bound socket, or -1 with errno. */
+static int open_socket(const struct sockaddr_storage *address, socklen_t len, bool is_shared)
+{
+    int on = 1, fd = socket(address->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+    if (fd < 0)
+        return -1;
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (address->ss_family == AF_INET6)
+        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
+    if ((!is_shared || setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) == 0) &&
+        bind(fd, (const struct sockaddr *)address, len) == 0)
+        return fd;
+    int why = errno;
+    close(fd);
+    errno = why;
+    return -1;
+}
+
+/* A socket per loop; the first one decides which port "any" is. False with errno: none is open. */
+static bool open_all(struct sockaddr_storage *address, socklen_t len, int *fds, unsigned count)
+{
+    /* With SO_REUSEPORT a second process could listen on the same address and take half of the clients. So a socket without
+     * it tries first. */
+    int probe = open_socket(address, len, false);
+    if (probe >= 0)
+        close(probe);
+    else if (errno == EADDRINUSE)
+        return false;
+    for (unsigned i = 0; i < count; i++) {
+        fds[i] = open_socket(address, len, true);
+        if (fds[i] >= 0 && listen(fds[i], BACKLOG) == 0 &&
+            (i > 0 || getsockname(fds[0], (struct sockaddr *)address, &len) == 0))
+            continue;
+        int why = errno;
+        for (unsigned opened = 0; opened <= i; opened++)
+            if (fds[opened] >= 0)
+                close(fds[opened]);
+        errno = why;
+        return false;
+    }
+    return true;
+}
+
+enum status http_server_listen(struct http_server *server, struct str address, struct error *error)
+{
+    char host[256], port[8];
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV}, *found;
+    struct sockaddr_storage bound = {0};
+    enum status status = split_address(address, host, port, error);
+
+    if (status != STATUS_OK)
+        return status;
+    int failed = getaddrinfo(host, port, &hints, &found);
+    if (failed != 0)
+        return error_set(error, STATUS_CONFIG, "%.*s: %s", STR_ARG(address), gai_strerror(failed));
+    memcpy(&bound, found->ai_addr, found->ai_addrlen);
+    socklen_t len = found->ai_addrlen;
+    freeaddrinfo(found);
+
+    int *fds = memory_zalloc(server->home_count * sizeof *fds);
+    if (!open_all(&bound, len, fds, server->home_count)) {
+        free(fds);
+        return error_set(error, STATUS_IO, "cannot listen on %.*s: %s", STR_ARG(address), strerror(errno));
+    }
+    if (server->port == 0)
+        server->port = ntohs(bound.ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)&bound)->sin6_port
+                                                         : ((const struct sockaddr_in *)&bound)->sin_port);
+    atomic_fetch_add(&server->refs, server->home_count);
+    for (unsigned i = 0; i < server->home_count; i++) {
+        struct http_listener *listener = memory_zalloc(sizeof *listener);
+        listener->home = server->homes[i];
+        listener->io.fd = fds[i];
+        listener->message.on_message = on_listener_message;
+        SLIST_INSERT_HEAD(&server->listeners, listener, of_server);
+        loop_post(listener->home->loop, &listener->message);
+    }
+    free(fds);
+    return STATUS_OK;
+}
+
+/* ---- the end ---- */
+
 void http_server_unref(struct http_server *server)
 {
     if (atomic_fetch_sub(&server->refs, 1) > 1)
@@ -102,7 +324,11 @@ void http_server_unref(struct http_server *server)
         buf_deinit(&home->out);
         free(home);
     }
-    http_listener_free_all(server);
+    while (!SLIST_EMPTY(&server->listeners)) {
+        struct http_listener *listener = SLIST_FIRST(&server->listeners);
+        SLIST_REMOVE_HEAD(&server->listeners, of_server);
+        free(listener);
+    }
     free(server->homes);
     free(server->unmatched);
     free(server);
@@ -116,11 +342,15 @@ void http_server_destroy(struct http_server *server)
         struct http_home *home = server->homes[i];
         home->drained = true; /* on_drained is not called any more */
         loop_timer_stop(home->loop, &home->drain_timer);
-        http_listener_close_all(home);
+        close_listeners(home);
         while (!LIST_EMPTY(&home->connections))
             http_connection_drop(LIST_FIRST(&home->connections));
     }
-    http_listener_close_unstarted(server);
+    struct http_listener *listener;
+    SLIST_FOREACH(listener, &server->listeners, of_server) { /* those whose loop never ran */
+        if (listener->io.fd >= 0)
+            close(listener->io.fd);
+    }
     http_server_unref(server);
 }
 
@@ -130,7 +360,7 @@ void http_drain_check(struct http_home *home)
 {
     struct http_server *server = home->server;
 
-    if (!home->draining || home->drained || home->connection_count > 0)
+    if (!home->draining || home->drained || !LIST_EMPTY(&home->connections))
         return;
     home->drained = true;
     loop_timer_stop(home->loop, &home->drain_timer);
@@ -175,7 +405,7 @@ static void drain_on_loop(struct loop *loop, void *arg)
     struct http_connection *connection, *next;
 
     if (!home->draining && !server->is_destroyed) {
-        http_listener_close_all(home);
+        close_listeners(home);
         LIST_FOREACH_SAFE(connection, &home->connections, entry, next) {
             const struct http_exchange *exchange = connection->exchange;
             char byte; /* of a request that has arrived, but was not read yet: it is in flight */
