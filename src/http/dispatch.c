@@ -353,11 +353,13 @@ static bool read_head(struct http_connection *connection)
         find_route(exchange);
         return true;
     }
-    /* Nothing in an invalid head can be relied on. */
+    /* Nothing in an invalid head can be relied on: the request is filled out of an empty one. */
     metric_add(exchange->home->server->parse_errors, 1);
     exchange->entry = exchange->home->server->unmatched;
     exchange->head = (struct http_head){0};
-    http_exchange_begin_request(exchange);
+    http_parser_reset(&exchange->parser);
+    exchange->parser.minor_version = 1;
+    http_exchange_fill_request(exchange);
     refuse_framing(exchange, &error);
     return true;
 }

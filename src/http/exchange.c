@@ -36,6 +36,7 @@ static void alloc_for_reading(struct http_exchange *exchange)
     exchange->block_bytes = HTTP_BLOCK_BYTES;
     exchange->start = exchange->end = 0;
     http_parser_init(&exchange->parser, limits, exchange->spans);
+    exchange->request.headers = exchange->headers;
 }
 
 /* Bytes of a next request are kept: then nothing is freed. */
@@ -68,8 +69,11 @@ struct http_exchange *http_exchange_acquire(struct http_connection *connection)
         exchange->home = home;
         alloc_for_reading(exchange);
         arena_init(&exchange->arena, HTTP_ARENA_BYTES);
+        exchange->request.arena = &exchange->arena;
+        exchange->request.loop = home->loop;
     }
-    exchange->connection = connection;
+    exchange->connection = exchange->request.connection = connection;
+    exchange->request.peer = &connection->peer;
     exchange->start = exchange->end = 0;
     return exchange;
 }
@@ -172,20 +176,6 @@ static struct str field_once(const struct http_exchange *exchange, enum http_fie
     return exchange->parser.repeated & 1u << field ? STR_NONE : http_exchange_field(exchange, field);
 }
 
-void http_exchange_begin_request(struct http_exchange *exchange)
-{
-    http_exchange_move(exchange, HTTP_RUNNING);
-    exchange->request = (struct http_request){
-        .minor_version = 1,
-        .headers = exchange->headers,
-        .arena = &exchange->arena,
-        .loop = exchange->home->loop,
-        .peer = &exchange->connection->peer,
-        .connection = exchange->connection,
-    };
-    http_body_init(&exchange->body, exchange->head.body_kind, exchange->head.content_length);
-}
-
 /* Turns the parser's offsets into slices. From here on the head's bytes stay where they are. */
 void http_exchange_fill_request(struct http_exchange *exchange)
 {
@@ -193,7 +183,8 @@ void http_exchange_fill_request(struct http_exchange *exchange)
     const struct http_parser *parser = &exchange->parser;
     const char *data = exchange->block + exchange->start;
 
-    http_exchange_begin_request(exchange);
+    http_exchange_move(exchange, HTTP_RUNNING);
+    http_body_init(&exchange->body, exchange->head.body_kind, exchange->head.content_length);
     for (unsigned i = 0; i < parser->span_count; i++) {
         const struct http_span *span = &parser->spans[i];
         exchange->headers[i].name = str_of(data + span->name_at, span->name_len);
@@ -210,8 +201,12 @@ void http_exchange_fill_request(struct http_exchange *exchange)
         parser->repeated & 1u << HTTP_FIELD_AUTHORIZATION ? 2 : parser->first[HTTP_FIELD_AUTHORIZATION] != 0;
     request->forwarded_client_cert = field_once(exchange, HTTP_FIELD_FORWARDED_CLIENT_CERT);
     request->has_body = exchange->head.body_kind != HTTP_BODY_NONE;
+    request->body = request->idempotency_key = STR_NONE;
+    request->route = NULL;
+    request->context = request->handler_data = request->idempotency_memo = NULL;
+    request->identity = NULL;
     struct str traceparent = http_exchange_field(exchange, HTTP_FIELD_TRACEPARENT);
-    if (traceparent.len > 0 && !trace_parse(traceparent, &request->trace))
+    if (traceparent.len == 0 || !trace_parse(traceparent, &request->trace))
         request->trace = (struct trace){0};
     exchange->start += parser->at;
     exchange->head_end = exchange->start;

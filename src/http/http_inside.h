@@ -274,7 +274,6 @@ void http_exchange_slim(struct http_exchange *exchange);
 /* Makes room to read into: moves or grows what may still move. Returns how much there is. */
 size_t http_exchange_make_room(struct http_exchange *exchange, bool head_is_fixed);
 void http_exchange_make_body_room(struct http_exchange *exchange); /* after a head that is complete */
-void http_exchange_begin_request(struct http_exchange *exchange);  /* without anything of its head */
 void http_exchange_fill_request(struct http_exchange *exchange);   /* out of its head */
 struct str http_exchange_field(const struct http_exchange *exchange, enum http_field field); /* the first */
 void http_exchange_unpark(struct http_exchange *exchange);
