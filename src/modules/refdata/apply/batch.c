@@ -151,7 +151,6 @@ void refdata_batch_open(struct batch *batch)
         outcome->dict_code = update->dict_code;
         outcome->event_id = str_from(update->event_id);
         outcome->makes_version = false;
-        batch->entries[i].is_dead_letter = command->is_dead_letter;
         if (command->decided)
             continue;
         outcome->decision = REFDATA_PENDING;
@@ -188,7 +187,7 @@ static void add_events(struct batch *batch)
         refdata_columns_put(&columns, 2, refdata_source_name(update->source));
         if (!has_unknown)
             continue;
-        refdata_columns_put(&columns, 3, batch->entries[i].is_dead_letter ? STR_NONE : update->dict_code);
+        refdata_columns_put(&columns, 3, batch->commands[i].is_dead_letter ? STR_NONE : update->dict_code);
         refdata_columns_put(&columns, 4, refdata_acceptance_hash(update, batch->arena));
         if (refdata_update_is_chunk(update))
             refdata_columns_put(&columns, 5, str_from(update->snapshot_id));

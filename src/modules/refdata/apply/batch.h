@@ -51,7 +51,6 @@ struct entry {
     struct pair *pair;         /* NULL = refused before anything was looked at */
     struct assembly *assembly; /* of a chunk */
     struct str chunk_hash;     /* of the chunk that was there before; no ptr = none */
-    bool is_dead_letter;       /* the command's own */
     bool duplicate;            /* the event was processed before, or stands earlier in this batch */
     size_t first;              /* there; itself otherwise */
     bool staged;               /* a chunk of its assembly since this batch */

@@ -81,52 +81,43 @@ static void put_keys(struct refdata_columns *columns, unsigned column, const str
 {
     struct buf keys;
     buf_init(&keys);
-    db_array_begin(&keys);
     for (size_t i = 0; i < entry->item_count; i++)
         db_array_put(&keys, entry->items[i].key);
-    db_array_end(&keys);
-    refdata_columns_put(columns, column, arena_str(columns->arena, buf_str(&keys)));
+    refdata_columns_put(columns, column, arena_str(columns->arena, db_array_str(&keys)));
     buf_deinit(&keys);
 }
 
-static void write_outbox(struct batch *batch)
+/* Of the commands that made a version: a row for the outbox, and one for hydration. */
+static void write_published(struct batch *batch)
 {
-    struct refdata_columns columns;
-    refdata_columns_begin(&columns, 7, batch->arena);
+    struct refdata_columns outbox, changes;
+    refdata_columns_begin(&outbox, 7, batch->arena);
+    refdata_columns_begin(&changes, 3, batch->arena);
     for (size_t i = 0; i < batch->count; i++) {
         const struct refdata_update *update = &batch->commands[i].update;
         const struct entry *entry = &batch->entries[i];
+        bool is_delta = update->type == REFDATA_DELTA;
         if (!entry->published)
             continue;
-        refdata_columns_put(&columns, 0, update->tenant);
-        refdata_columns_put(&columns, 1, str_from(update->event_id));
-        refdata_columns_put(&columns, 2, update->dict_code);
-        refdata_columns_put_i64(&columns, 3, entry->version);
-        if (update->type == REFDATA_DELTA)
-            put_keys(&columns, 4, entry);
-        refdata_columns_put(&columns, 5, batch->commands[i].traceparent);
-        refdata_columns_put(&columns, 6, entry->previous_event);
-        refdata_columns_next(&columns);
-    }
-    refdata_columns_write(&columns, &outbox_sql, &batch->writer);
-}
-
-static void write_changes(struct batch *batch)
-{
-    struct refdata_columns columns;
-    refdata_columns_begin(&columns, 3, batch->arena);
-    for (size_t i = 0; i < batch->count; i++) {
-        const struct refdata_update *update = &batch->commands[i].update;
-        const struct entry *entry = &batch->entries[i];
-        if (!entry->published || !entry->pair->is_hydrated)
+        refdata_columns_put(&outbox, 0, update->tenant);
+        refdata_columns_put(&outbox, 1, str_from(update->event_id));
+        refdata_columns_put(&outbox, 2, update->dict_code);
+        refdata_columns_put_i64(&outbox, 3, entry->version);
+        if (is_delta)
+            put_keys(&outbox, 4, entry);
+        refdata_columns_put(&outbox, 5, batch->commands[i].traceparent);
+        refdata_columns_put(&outbox, 6, entry->previous_event);
+        refdata_columns_next(&outbox);
+        if (!entry->pair->is_hydrated)
             continue;
-        refdata_columns_put(&columns, 0, update->tenant);
-        refdata_columns_put(&columns, 1, update->dict_code);
-        if (update->type == REFDATA_DELTA && entry->item_count <= CHANGE_KEYS_MAX)
-            put_keys(&columns, 2, entry);
-        refdata_columns_next(&columns);
+        refdata_columns_put(&changes, 0, update->tenant);
+        refdata_columns_put(&changes, 1, update->dict_code);
+        if (is_delta && entry->item_count <= CHANGE_KEYS_MAX)
+            put_keys(&changes, 2, entry);
+        refdata_columns_next(&changes);
     }
-    refdata_columns_write(&columns, &changes_sql, &batch->writer);
+    refdata_columns_write(&outbox, &outbox_sql, &batch->writer);
+    refdata_columns_write(&changes, &changes_sql, &batch->writer);
 }
 
 /* Of rows that are there, or with the flag INSERTS of new ones. */
@@ -164,8 +155,7 @@ enum status refdata_batch_record(struct batch *batch, struct error *error)
     refdata_assembly_write(batch);
     write_statuses(batch);
     FAILPOINT("apply.before_version");
-    write_outbox(batch);
-    write_changes(batch);
+    write_published(batch);
     write_versions(batch);
     /* What was allowed to take long has its own deadline. */
     bool may_be_left = batch->flags & REFDATA_APPLY_OPEN && batch->writer.deadline_ns == batch->deadline_ns;

@@ -4,7 +4,6 @@
 #include "base/hex.h"
 #include "base/json.h"
 #include "base/memory.h"
-#include "modules/refdata/query/barrier.h"
 #include "modules/refdata/query/reading.h"
 
 enum { PAGE_DEFAULT = 1000, PAGE_MAX = 10000, KEY_BYTES_MAX = 1024 };

@@ -1,6 +1,6 @@
 /* The barrier's two halves: a reader's own loop parks and answers it, the home loop knows the waiting requests. They speak
  * by asks (ask.h). */
-#include "modules/refdata/query/barrier.h"
+#include "modules/refdata/query/reading.h"
 
 #include "base/clock.h"
 
@@ -185,15 +185,11 @@ bool refdata_barrier_reach(struct http_request *request, const struct refdata_re
     struct refdata_demand *demand = arena_zalloc(request->arena, sizeof *demand);
     struct buf array;
     buf_init(&array);
-    if (count)
-        db_array_begin(&array);
     for (size_t i = 0; i < count; i++)
         db_array_put(&array, keys[i]);
-    if (count)
-        db_array_end(&array);
     demand->version = version;
     demand->code = arena_str(request->arena, reading->holding->code);
-    demand->keys = arena_str(request->arena, buf_str(&array));
+    demand->keys = count ? arena_str(request->arena, db_array_str(&array)) : STR_NONE;
     buf_deinit(&array);
     request->handler_data = demand;
     refdata_ask_post(request, atomic_load(&refdata->barrier_wait_ms), on_wait_over, wait_for_version, demand);

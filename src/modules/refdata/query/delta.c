@@ -1,6 +1,6 @@
 /* Deltas: from the outbox's rows to a snapshot that shares all but the changed keys with the one before. The work grows
  * with what changed, never with what is held. */
-#include "modules/refdata/query/delta.h"
+#include "modules/refdata/query/query.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,7 +61,7 @@ bool refdata_delta_end(struct refdata_delta *delta, int64_t committed)
 
 static size_t keys_max(const struct refdata_load *load)
 {
-    uint64_t share = cache_snapshot_info(load->base)->item_count / FULL_SHARE;
+    uint64_t share = cache_snapshot_info(load->held)->item_count / FULL_SHARE;
     return share < KEYS_MIN ? KEYS_MIN : share > KEYS_MAX ? KEYS_MAX : (size_t)share;
 }
 
@@ -69,7 +69,7 @@ void refdata_delta_ask(const struct refdata_load *load, struct db_conn *conn)
 {
     db_pipeline_add(conn, &changes_sql,
                     DB_PARAMS(db_text(load->tenant), db_text(load->dictionary->code),
-                              db_i64((int64_t)cache_snapshot_info(load->base)->version),
+                              db_i64((int64_t)cache_snapshot_info(load->held)->version),
                               db_i64(VERSIONS_MAX + 1), db_i64((int64_t)keys_max(load) + 1)));
 }
 
@@ -77,7 +77,7 @@ bool refdata_delta_read(const struct refdata_load *load, const struct db_result 
                         struct refdata_delta *delta)
 {
     size_t rows = db_result_rows(answer);
-    refdata_delta_begin(delta, load->arena, cache_snapshot_info(load->base)->version, rows);
+    refdata_delta_begin(delta, load->arena, cache_snapshot_info(load->held)->version, rows);
     if (rows > keys_max(load))
         return false;
     for (size_t i = 0; i < rows && !delta->broken; i++)
@@ -107,12 +107,10 @@ enum status refdata_delta_build(const struct refdata_load *load, const struct re
     if (change->key_count) {
         struct buf array;
         buf_init(&array);
-        db_array_begin(&array);
         for (size_t i = 0; i < change->key_count; i++)
             db_array_put(&array, change->keys[i]);
-        db_array_end(&array);
-        status = refdata_provider_load(load->dictionary, load->tenant, buf_str(&array), conn, deadline_ns,
-                                       builder, error);
+        status = refdata_provider_load(load->dictionary, load->tenant, db_array_str(&array), conn,
+                                       deadline_ns, builder, error);
         buf_deinit(&array);
     }
     if (status != STATUS_OK) {
@@ -122,7 +120,7 @@ enum status refdata_delta_build(const struct refdata_load *load, const struct re
     struct cache_snapshot *found = cache_builder_finish(builder, 0);
     uint64_t taken = 0;
     bool fits = true;
-    builder = new_builder(load, load->base);
+    builder = new_builder(load, load->held);
     for (size_t i = 0; i < change->key_count && fits; i++) {
         const struct cache_record *record = cache_find(found, change->keys[i]);
         if (record)

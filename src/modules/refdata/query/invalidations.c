@@ -9,28 +9,25 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/map.h"
 #include "base/memory.h"
-#include "base/uuid.h"
 #include "modules/refdata/flow.h"
 #include "modules/refdata/query/query.h"
 
 enum { PAIRS_MAX = 4096 }; /* waiting at once; past that every version is compared instead */
 
 struct pair {
-    uint64_t hash;
-    struct str tenant, code;
-    int64_t version;
-    struct uuid event;   /* which made it: */
+    struct map_node node;
+    struct refdata_invalidation last;
     bool is_event_known; /* otherwise it is not compared */
 };
 
 struct gathered {
     struct loop_message message;
     struct refdata_invalidations *invalidations;
-    struct arena arena; /* of the texts */
-    struct pair *pairs;
-    size_t count, capacity;
-    bool missed; /* there was more */
+    struct arena arena; /* of the pairs */
+    struct map pairs;   /* by tenant and code */
+    bool missed;        /* there was more */
 };
 
 struct refdata_invalidations {
@@ -41,36 +38,40 @@ struct refdata_invalidations {
 
 /* ---- on the home loop ---- */
 
-/* Where nothing is held there is nothing to refresh: the first read loads the current version. */
-static void take(struct refdata *refdata, const struct refdata_database *database, const struct pair *pair)
+static void take_invalidation(const struct refdata_flow *flow, const struct pair *pair)
 {
-    struct refdata_holding *holding = refdata_table_find(refdata->own, pair->tenant, pair->code);
-    if (!holding || holding->dictionary->database != database)
+    const struct refdata_invalidation *last = &pair->last;
+    struct refdata_holding *holding = refdata_table_find(flow->refdata->own, last->tenant, last->code);
+    /* Where nothing is held there is nothing to refresh: the first read loads the current version. */
+    if (!holding || holding->dictionary->database != flow->database)
         return;
     const struct cache_snapshot *snapshot = cache_slot_read(&holding->slot);
     const struct cache_info *info = snapshot ? cache_snapshot_info(snapshot) : NULL;
-    if (info ? info->version < pair->version : refdata_holding_is_loading(holding))
-        refdata_schedule_behind(holding, pair->version, 0);
-    else if (info && info->version == pair->version && pair->is_event_known &&
-             !uuid_eq(&info->event, &pair->event))
+    if (info ? info->version < last->version : refdata_holding_is_loading(holding))
+        refdata_schedule_behind(holding, last->version, 0);
+    else if (info && info->version == last->version && pair->is_event_known &&
+             !uuid_eq(&info->event, &last->event))
         refdata_schedule_compare(holding, 0); /* also a late message of a lost history: the load decides */
 }
 
 static void on_gathered(struct loop *loop, struct loop_message *message)
 {
-    (void)loop;
-    struct gathered *gathered = (struct gathered *)message;
+    struct gathered *gathered = CONTAINER_OF(message, struct gathered, message);
     struct refdata_invalidations *invalidations = gathered->invalidations;
     struct refdata_flow *flow = invalidations->flow;
+    struct map_node *node;
+    (void)loop;
     pthread_mutex_lock(&invalidations->lock);
     invalidations->pending = NULL;
     pthread_mutex_unlock(&invalidations->lock);
-    for (size_t i = 0; i < gathered->count && !flow->refdata->stopping; i++)
-        take(flow->refdata, flow->database, &gathered->pairs[i]);
-    if (gathered->missed && !flow->refdata->stopping)
-        refdata_sweep_now(flow);
+    if (!flow->refdata->stopping) {
+        MAP_EACH(node, &gathered->pairs)
+            take_invalidation(flow, CONTAINER_OF(node, struct pair, node));
+        if (gathered->missed)
+            refdata_sweep_now(flow);
+    }
+    map_deinit(&gathered->pairs);
     arena_deinit(&gathered->arena);
-    free(gathered->pairs);
     free(gathered);
 }
 
@@ -90,44 +91,31 @@ static struct gathered *pending_of(struct refdata_invalidations *invalidations)
     return invalidations->pending;
 }
 
-static void gather(struct gathered *gathered, struct str tenant, struct str code, int64_t version,
-                   const struct uuid *event)
-{
-    uint64_t hash = refdata_pair_hash(tenant, code);
-    for (size_t i = gathered->count; i-- > 0;) { /* the same pair again is most often the last one */
-        struct pair *pair = &gathered->pairs[i];
-        if (pair->hash == hash && str_eq(pair->code, code) && str_eq(pair->tenant, tenant)) {
-            if (version >= pair->version) {
-                pair->version = version;
-                pair->is_event_known = event;
-                pair->event = event ? *event : pair->event;
-            }
-            return;
-        }
-    }
-    if (gathered->count == PAIRS_MAX) {
-        gathered->missed = true;
-        return;
-    }
-    if (gathered->count == gathered->capacity) {
-        gathered->capacity = gathered->capacity ? 2 * gathered->capacity : 8;
-        gathered->pairs = memory_realloc_array(gathered->pairs, gathered->capacity, sizeof *gathered->pairs);
-    }
-    gathered->pairs[gathered->count++] = (struct pair){
-        .hash = hash,
-        .tenant = arena_str(&gathered->arena, tenant),
-        .code = arena_str(&gathered->arena, code),
-        .version = version,
-        .event = event ? *event : (struct uuid){{0}},
-        .is_event_known = event,
-    };
-}
-
 void refdata_invalidations_hint(struct refdata_invalidations *invalidations, struct str tenant,
                                 struct str code, int64_t version, const struct uuid *event)
 {
+    uint64_t hash = map_hash_pair(tenant, code);
+    struct map_node *node;
+    struct pair *pair = NULL;
     pthread_mutex_lock(&invalidations->lock);
-    gather(pending_of(invalidations), tenant, code, version, event);
+    struct gathered *gathered = pending_of(invalidations);
+    MAP_MATCH(node, &gathered->pairs, hash) {
+        struct pair *there = CONTAINER_OF(node, struct pair, node);
+        if (str_eq(there->last.code, code) && str_eq(there->last.tenant, tenant))
+            pair = there;
+    }
+    if (!pair && gathered->pairs.count < PAIRS_MAX) {
+        pair = arena_zalloc(&gathered->arena, sizeof *pair);
+        pair->last.tenant = arena_str(&gathered->arena, tenant);
+        pair->last.code = arena_str(&gathered->arena, code);
+        map_add(&gathered->pairs, &pair->node, hash);
+    }
+    gathered->missed |= !pair;
+    if (pair && version >= pair->last.version) {
+        pair->last.version = version;
+        pair->is_event_known = event;
+        pair->last.event = event ? *event : pair->last.event;
+    }
     pthread_mutex_unlock(&invalidations->lock);
 }
 

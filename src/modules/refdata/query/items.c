@@ -3,7 +3,6 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/memory.h"
-#include "modules/refdata/query/barrier.h"
 #include "modules/refdata/query/reading.h"
 
 enum { KEYS_MAX = 1000, KEY_BYTES_MAX = 1024 };

@@ -5,8 +5,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "modules/refdata/flow.h"
-#include "modules/refdata/query/barrier.h"
-#include "modules/refdata/query/query.h"
+#include "modules/refdata/query/reading.h"
 #include "modules/refdata/query/watch.h"
 
 /* ---- the table readers see ---- */

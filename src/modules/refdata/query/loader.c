@@ -11,7 +11,7 @@
 #include "base/failpoint.h"
 #include "base/memory.h"
 #include "modules/refdata/provider.h"
-#include "modules/refdata/query/delta.h"
+#include "modules/refdata/query/query.h"
 
 #define ROW_BYTES_MAX (16u << 20)
 enum { ATTEMPTS = 2 }; /* DB_RETRY: a prepared statement was dropped, and the next attempt prepares it anew */
@@ -79,24 +79,21 @@ enum history { SAME, ANOTHER, UNKNOWN };
 static enum history compare_history(const struct refdata_load *load,
                                     const struct refdata_committed *committed, const struct db_result *meta)
 {
+    const struct cache_info *held = load->held ? cache_snapshot_info(load->held) : NULL;
     struct uuid event = committed->event;
-    if (!load->has_held)
+    if (!held || (committed->version > held->version && db_result_is_null(meta, 0, HELD_EVENT)))
         return UNKNOWN;
-    if (committed->version < load->held_version)
-        return ANOTHER;
-    if (committed->version > load->held_version) {
-        if (db_result_is_null(meta, 0, HELD_EVENT))
-            return UNKNOWN;
+    if (committed->version > held->version)
         event = refdata_loader_event(meta, 0, HELD_EVENT);
-    }
-    return uuid_eq(&event, &load->held_event) ? SAME : ANOTHER;
+    return committed->version >= held->version && uuid_eq(&event, &held->event) ? SAME : ANOTHER;
 }
 
 static enum status open_transaction(const struct refdata_load *load, int64_t deadline_ns,
                                     struct db_conn **conn, struct opened *opened, struct error *error)
 {
     const struct db_param params[] = {db_text(load->tenant), db_text(load->dictionary->code),
-                                      db_i64(load->has_held ? load->held_version + 1 : -1), DB_END};
+                                      db_i64(load->held ? cache_snapshot_info(load->held)->version + 1 : -1),
+                                      DB_END};
     enum status status = db_acquire_long(load->dictionary->database->site.pool, deadline_ns, conn, error);
     bool is_last = false;
     for (unsigned attempt = 1; status == STATUS_OK && !is_last; attempt++) {
@@ -104,16 +101,17 @@ static enum status open_transaction(const struct refdata_load *load, int64_t dea
         db_pipeline_begin(*conn);
         db_pipeline_add(*conn, &begin_sql, DB_NO_PARAMS);
         db_pipeline_add(*conn, &meta_sql, params);
-        if (load->base)
+        if (load->is_delta)
             refdata_delta_ask(load, *conn);
-        status = db_pipeline_end(*conn, deadline_ns, results, load->base ? QUESTIONS : CHANGES, NULL, error);
+        status =
+            db_pipeline_end(*conn, deadline_ns, results, load->is_delta ? QUESTIONS : CHANGES, NULL, error);
         is_last = status != STATUS_DB_RETRY || attempt == ATTEMPTS;
         if (status == STATUS_OK) {
             take_version(results[META], &opened->committed);
             enum history history = compare_history(load, &opened->committed, results[META]);
             opened->is_fork = history == ANOTHER;
             opened->delta_known =
-                load->base && history == SAME &&
+                load->is_delta && history == SAME &&
                 refdata_delta_read(load, results[CHANGES], opened->committed.version, &opened->delta);
         } else if (!is_last) {
             db_rollback(*conn);
@@ -164,14 +162,14 @@ static void load_by(const struct refdata_load *load, struct db_conn **conn, stru
     int64_t began_ns = clock_mono_ns(), deadline_ns = clock_deadline_ms(load->timeout_ms);
     struct opened opened = {0};
     const struct refdata_change *change = &opened.delta.change;
-    *loaded = (struct refdata_loaded){.dictionary = load->dictionary, .base = load->base};
+    *loaded = (struct refdata_loaded){0};
     *conn = NULL;
     enum status status = open_transaction(load, deadline_ns, conn, &opened, &loaded->error);
     loaded->committed_at_us = opened.committed.at_us;
     loaded->change.to = opened.committed.version;
     if (status == STATUS_OK && opened.delta_known && change->to == change->from) {
-        loaded->snapshot = load->base;
-        cache_snapshot_ref(load->base);
+        loaded->snapshot = load->held;
+        cache_snapshot_ref(load->held);
     } else if (status == STATUS_OK && opened.delta_known) {
         status = refdata_delta_build(load, change, *conn, deadline_ns, &loaded->snapshot, &loaded->error);
         if (loaded->snapshot)
@@ -221,8 +219,6 @@ void refdata_load_begin(struct refdata_load *load, const struct refdata_holding 
                         struct arena *arena)
 {
     const struct refdata *refdata = holding->refdata;
-    const struct cache_snapshot *held =
-        holding->basis != BASIS_REDEFINED ? cache_slot_read(&holding->slot) : NULL;
     /* What a POST may bring is stored with white space and its numbers in full. A dictionary's own SQL may have more, but
      * not without bound: every pod holds it. */
     size_t by_post = 4 * (size_t)atomic_load(&refdata->catalog)->updates.payload_bytes_max;
@@ -232,20 +228,16 @@ void refdata_load_begin(struct refdata_load *load, const struct refdata_holding 
         .timeout_ms = refdata->settings.load_timeout_ms,
         .memory_max = (uint64_t)refdata->settings.memory_bytes_max,
         .payload_bytes_max = by_post > ROW_BYTES_MAX ? by_post : ROW_BYTES_MAX,
-        .base = is_delta ? cache_slot_acquire(&holding->slot) : NULL,
+        .held = holding->basis != BASIS_REDEFINED ? cache_slot_acquire(&holding->slot) : NULL,
+        .is_delta = is_delta,
         .arena = arena,
-        .has_held = held != NULL,
     };
-    if (held) {
-        load->held_version = cache_snapshot_info(held)->version;
-        load->held_event = cache_snapshot_info(held)->event;
-    }
 }
 
 void refdata_load_end(struct refdata_load *load)
 {
-    if (load->base)
-        cache_snapshot_unref(load->base);
+    if (load->held)
+        cache_snapshot_unref(load->held);
     refdata_dictionary_unref(load->dictionary);
 }
 
@@ -276,8 +268,7 @@ static void on_loaded(struct loop *loop, struct loop_message *message)
 {
     struct load_job *job = CONTAINER_OF(message, struct load_job, message);
     (void)loop;
-    job->loaded.dictionary = job->load.dictionary;
-    refdata_schedule_loaded(job->holding, &job->loaded);
+    refdata_schedule_loaded(job->holding, &job->load, &job->loaded);
     unref_job(job);
 }
 

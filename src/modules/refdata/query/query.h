@@ -56,22 +56,17 @@ struct refdata_load {                      /* what to load */
     int64_t timeout_ms;
     uint64_t memory_max;      /* 0 = no bound */
     size_t payload_bytes_max; /* of one row */
-    /* By the same definition: only what changed since is loaded, where that is known (R16). NULL = everything. */
-    struct cache_snapshot *base;
-    struct arena *arena; /* of loaded.change; needed with a base */
-    /* What is held, by the same definition: does it belong to the history of what is loaded? */
-    bool has_held;
-    int64_t held_version;
-    struct uuid held_event;
+    /* What is held, by the same definition: does it belong to the history of what is loaded? NULL = nothing. */
+    struct cache_snapshot *held;
+    bool is_delta;       /* only what changed since is loaded, where that is known (R16) */
+    struct arena *arena; /* of loaded.change; needed for a delta */
 };
-struct refdata_loaded {                          /* how it ended */
-    const struct refdata_dictionary *dictionary; /* the definition it loaded by */
+struct refdata_loaded { /* how it ended */
     enum status status;
     struct error error;
-    struct cache_snapshot *snapshot;   /* load.base itself, referenced once more, when nothing changed */
-    const struct cache_snapshot *base; /* load.base */
-    struct refdata_change change;      /* from what is held */
-    int64_t committed_at_us;           /* dictionary_meta.updated_at, 0 = no row */
+    struct cache_snapshot *snapshot; /* load.held itself, referenced once more, when nothing changed */
+    struct refdata_change change;    /* from what is held */
+    int64_t committed_at_us;         /* dictionary_meta.updated_at, 0 = no row */
     double seconds;
     size_t replaced; /* keys that came twice */
 };
@@ -81,10 +76,10 @@ static inline bool refdata_loaded_is_delta(const struct refdata_loaded *loaded)
 }
 /* On a worker, or in a command without any loop: loads now. The snapshot is the caller's. */
 void refdata_loader_load(const struct refdata_load *load, struct refdata_loaded *loaded);
-/* On a worker: loads in one transaction what changed since load.base, and everything. Do they differ, in this version? */
+/* On a worker: loads in one transaction what changed since load.held, and everything. Do they differ, in this version? */
 bool refdata_loader_differs(const struct refdata_load *load, int64_t *version);
-/* On the home loop: a load of this pair, with the pair's name in the arena, on top of what is held or not. It references its
- * dictionary and base; the counterpart, on any thread, gives them back. */
+/* On the home loop: a load of this pair, with the pair's name in the arena. It references its dictionary and what is held; the
+ * counterpart, on any thread, gives them back. */
 void refdata_load_begin(struct refdata_load *load, const struct refdata_holding *holding, bool is_delta,
                         struct arena *arena);
 void refdata_load_end(struct refdata_load *load);
@@ -95,6 +90,32 @@ bool refdata_loader_start(struct refdata_holding *holding, bool is_delta);
 enum status refdata_loader_version(struct db_conn *conn, struct str tenant, struct str code,
                                    int64_t deadline_ns, struct refdata_committed *committed,
                                    struct error *error) MUST_CHECK;
+
+/* ---- delta.c: what changed since a snapshot (R16), from the outbox: one row per version with the keys it touched ----
+ * Trusted only when it is whole: every version from the snapshot's own to the committed one, each with its keys, and not
+ * more than loading everything would cost. Otherwise nothing is known, and the caller loads everything. */
+struct refdata_delta {
+    struct arena *arena;
+    struct refdata_change change; /* its keys are in the arena: until the end in the order they came */
+    bool broken;                  /* a version is missing, out of order or without its keys */
+};
+
+/* Gathering: no database here. */
+void refdata_delta_begin(struct refdata_delta *delta, struct arena *arena, int64_t from, size_t rows_max);
+/* One row: `listed` = the version knows its keys, `key` one of them (ptr NULL = it has none). Copies the key. */
+void refdata_delta_take(struct refdata_delta *delta, int64_t version, bool listed, struct str key);
+/* Are these all versions up to `committed`? */
+bool refdata_delta_end(struct refdata_delta *delta, int64_t committed);
+
+/* On a worker, inside the load's transaction: adds the question to a pipeline. */
+void refdata_delta_ask(const struct refdata_load *load, struct db_conn *conn);
+/* Its answer: false when a full load is due. The base must belong to the history of what is committed. */
+bool refdata_delta_read(const struct refdata_load *load, const struct db_result *answer, int64_t committed,
+                        struct refdata_delta *delta);
+/* Loads the keys and builds on load->held. *snapshot NULL with STATUS_OK: a full load is due after all. */
+enum status refdata_delta_build(const struct refdata_load *load, const struct refdata_change *change,
+                                struct db_conn *conn, int64_t deadline_ns, struct cache_snapshot **snapshot,
+                                struct error *error) MUST_CHECK;
 
 /* ---- primary.c: questions to the primary on behalf of readers: is a version committed, and what do these keys hold ----
  * On threads of their own, bounded in number and queue, behind the pool's circuit breaker (R21). */
@@ -130,7 +151,8 @@ void refdata_schedule_compare(struct refdata_holding *holding, int64_t delay_ms)
 void refdata_schedule_urge(struct refdata_holding *holding, int64_t version);
 int64_t refdata_schedule_jitter_ms(const struct refdata *refdata); /* of a bulk load: a start, a comparison */
 void refdata_schedule_run(struct refdata *refdata); /* starts what waits, as far as there is room */
-void refdata_schedule_loaded(struct refdata_holding *holding, struct refdata_loaded *loaded);
+void refdata_schedule_loaded(struct refdata_holding *holding, const struct refdata_load *load,
+                             struct refdata_loaded *loaded);
 /* PostgreSQL has been asked about a dictionary's templates: its pairs load now, or are given up. */
 void refdata_schedule_checked(struct refdata *refdata, struct refdata_dictionary *dictionary);
 
@@ -150,17 +172,18 @@ struct refdata_invalidation {
 bool refdata_invalidation_read(struct str text, struct arena *arena, struct refdata_invalidation *out);
 
 /* ---- metrics.c ---- */
-enum refdata_metric { /* counters by dictionary; UNREADABLE, which are messages that are no invalidation, by database: */
-                      REFDATA_RELOAD_ERRORS,
-                      REFDATA_REGRESSIONS,
-                      REFDATA_MISMATCHES,
-                      REFDATA_FALLBACK_READS,
-                      REFDATA_UNREADABLE,
-                      REFDATA_COUNTERS,
-                      REFDATA_WATCHERS = REFDATA_COUNTERS,
-                      REFDATA_WATCH_LINES,
-                      REFDATA_WATCH_CUTS,
-                      REFDATA_METRICS
+/* Counters by dictionary; UNREADABLE, which are messages that are no invalidation, by database. */
+enum refdata_metric {
+    REFDATA_RELOAD_ERRORS,
+    REFDATA_REGRESSIONS,
+    REFDATA_MISMATCHES,
+    REFDATA_FALLBACK_READS,
+    REFDATA_UNREADABLE,
+    REFDATA_COUNTERS,
+    REFDATA_WATCHERS = REFDATA_COUNTERS,
+    REFDATA_WATCH_LINES,
+    REFDATA_WATCH_CUTS,
+    REFDATA_METRICS
 };
 void refdata_metrics_count(enum refdata_metric counter, struct str label); /* any thread */
 void refdata_metrics_detach(struct refdata_holding *holding);

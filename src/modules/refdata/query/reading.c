@@ -5,7 +5,6 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "modules/refdata/query/barrier.h"
 
 static void put_headers(struct refdata_reading *reading, bool from_primary)
 {

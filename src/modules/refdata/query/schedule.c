@@ -7,8 +7,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "modules/refdata/query/barrier.h"
-#include "modules/refdata/query/query.h"
+#include "modules/refdata/query/reading.h"
 #include "modules/refdata/query/watch.h"
 
 /* Deltas are cheap, but not free: a burst of updates must not wait for a load after each of them. */
@@ -240,12 +239,13 @@ static void load_succeeded(struct refdata_holding *holding, struct refdata_loade
     refdata_keeper_trim(refdata, holding);
 }
 
-void refdata_schedule_loaded(struct refdata_holding *holding, struct refdata_loaded *loaded)
+void refdata_schedule_loaded(struct refdata_holding *holding, const struct refdata_load *load,
+                             struct refdata_loaded *loaded)
 {
     struct refdata *refdata = holding->refdata;
     bool is_dropped = holding->state == HOLDING_DROPPED, again = holding->state == HOLDING_LOADING_AGAIN;
-    bool is_baseless = refdata_loaded_is_delta(loaded) && loaded->base != cache_slot_read(&holding->slot);
-    bool is_outdated = loaded->dictionary != holding->dictionary || is_baseless;
+    bool is_baseless = refdata_loaded_is_delta(loaded) && load->held != cache_slot_read(&holding->slot);
+    bool is_outdated = load->dictionary != holding->dictionary || is_baseless;
     holding->queue->running--;
     if (!is_dropped)
         refdata_holding_move(holding, HOLDING_IDLE);

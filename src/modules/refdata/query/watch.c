@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "modules/refdata/query/barrier.h"
+#include "modules/refdata/query/reading.h"
 
 /* ---- a watch's life ---- */
 

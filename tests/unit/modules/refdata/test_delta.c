@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "modules/refdata/query/delta.h"
+#include "modules/refdata/query/query.h"
 
 static struct arena arena;
 
