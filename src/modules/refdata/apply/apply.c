@@ -254,21 +254,6 @@ static enum status write_alone(struct batch *batch, struct error *error)
 
 /* ---- the whole ---- */
 
-/* Only small deltas of the built-in table hardly ever fail: they may be left to the commit. */
-static bool may_stay_open(const struct batch *batch)
-{
-    size_t bytes = 0;
-    for (size_t i = 0; i < batch->pair_count; i++)
-        if (batch->pairs[i]->dictionary->provider != &refdata_provider_builtin)
-            return false;
-    for (size_t i = 0; i < batch->count; i++) {
-        bytes += batch->commands[i].update.items.raw.len;
-        if (batch->commands[i].update.type != REFDATA_DELTA || bytes > OPEN_BYTES_MAX)
-            return false;
-    }
-    return true;
-}
-
 enum status refdata_apply_run(struct refdata_flow *flow, struct db_conn *conn,
                               struct refdata_command *commands, size_t count, unsigned flags,
                               int64_t deadline_ns, struct arena *arena, struct error *error)
@@ -285,9 +270,18 @@ enum status refdata_apply_run(struct refdata_flow *flow, struct db_conn *conn,
         .deadline_ns = deadline_ns,
         .writer = {.conn = conn, .deadline_ns = deadline_ns, .arena = arena},
     };
+    bool may_stay_open = true;
+    size_t bytes = 0;
     refdata_batch_open(&batch);
+    /* Only small deltas of the built-in table hardly ever fail: they may be left to the commit. */
+    for (size_t i = 0; i < batch.pair_count; i++)
+        may_stay_open &= batch.pairs[i]->dictionary->provider == &refdata_provider_builtin;
+    for (size_t i = 0; i < count; i++) {
+        bytes += commands[i].update.items.raw.len;
+        may_stay_open &= commands[i].update.type == REFDATA_DELTA && bytes <= OPEN_BYTES_MAX;
+    }
     if (flags & REFDATA_APPLY_OPEN)
-        batch.flags &= may_stay_open(&batch) ? ~(unsigned)REFDATA_APPLY_ALONE : ~(unsigned)REFDATA_APPLY_OPEN;
+        batch.flags &= may_stay_open ? ~(unsigned)REFDATA_APPLY_ALONE : ~(unsigned)REFDATA_APPLY_OPEN;
     enum status status = refdata_batch_read(&batch, error);
     if (status == STATUS_OK)
         status = batch.flags & REFDATA_APPLY_ALONE ? write_alone(&batch, error) : write_batch(&batch, error);

@@ -57,25 +57,6 @@ static const struct refdata_rows_sql insert_sql = {
     DB_STATEMENT(INSERT("unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)")),
     DB_STATEMENT(INSERT("(values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))"))};
 
-static void write_versions(struct batch *batch)
-{
-    struct refdata_columns columns;
-    refdata_columns_begin(&columns, 5, batch->arena);
-    for (size_t i = 0; i < batch->pair_count; i++) {
-        const struct pair *pair = batch->pairs[i];
-        if (pair->version == pair->locked_version)
-            continue;
-        refdata_columns_put(&columns, 0, pair->tenant);
-        refdata_columns_put(&columns, 1, pair->code);
-        refdata_columns_put_i64(&columns, 2, pair->version);
-        if (pair->revision.given)
-            refdata_columns_put_i64(&columns, 3, pair->revision.value);
-        refdata_columns_put(&columns, 4, pair->event);
-        refdata_columns_next(&columns);
-    }
-    refdata_columns_write(&columns, &versions_sql, &batch->writer);
-}
-
 /* A text[] as an element, as text: PostgreSQL has no arrays of arrays of different lengths. */
 static void put_keys(struct refdata_columns *columns, unsigned column, const struct entry *entry)
 {
@@ -152,11 +133,25 @@ static void write_statuses(struct batch *batch)
 
 enum status refdata_batch_record(struct batch *batch, struct error *error)
 {
+    struct refdata_columns versions;
     refdata_assembly_write(batch);
     write_statuses(batch);
     FAILPOINT("apply.before_version");
     write_published(batch);
-    write_versions(batch);
+    refdata_columns_begin(&versions, 5, batch->arena);
+    for (size_t i = 0; i < batch->pair_count; i++) {
+        const struct pair *pair = batch->pairs[i];
+        if (pair->version == pair->locked_version)
+            continue;
+        refdata_columns_put(&versions, 0, pair->tenant);
+        refdata_columns_put(&versions, 1, pair->code);
+        refdata_columns_put_i64(&versions, 2, pair->version);
+        if (pair->revision.given)
+            refdata_columns_put_i64(&versions, 3, pair->revision.value);
+        refdata_columns_put(&versions, 4, pair->event);
+        refdata_columns_next(&versions);
+    }
+    refdata_columns_write(&versions, &versions_sql, &batch->writer);
     /* What was allowed to take long has its own deadline. */
     bool may_be_left = batch->flags & REFDATA_APPLY_OPEN && batch->writer.deadline_ns == batch->deadline_ns;
     return may_be_left ? refdata_writer_leave(&batch->writer, error)

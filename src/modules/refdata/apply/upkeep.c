@@ -92,42 +92,6 @@ static enum status expire_one(struct refdata_flow *flow, struct db_conn *conn, i
     return status;
 }
 
-static enum status expire_snapshots(struct refdata_flow *flow, struct db_conn *conn, int64_t age_ms,
-                                    struct error *error)
-{
-    enum status status = STATUS_OK;
-    bool found = true;
-    for (unsigned round = 0; round < ROUNDS_MAX && status == STATUS_OK && found; round++) {
-        struct arena arena;
-        arena_init(&arena, 1024);
-        status = expire_one(flow, conn, age_ms, &arena, &found, error);
-        db_rollback(conn);
-        arena_deinit(&arena);
-    }
-    return status;
-}
-
-static enum status delete_old_rows(struct db_conn *conn, const struct refdata_update_settings *settings,
-                                   struct error *error)
-{
-    const int64_t keep_ms[KEPT_KINDS] = {
-        [KEPT_AS_SET] = settings->keep_ms, [KEPT_AS_KEYS] = settings->key_keep_ms, [KEPT_A_DAY] = DAY_MS};
-    enum status status = STATUS_OK;
-    for (size_t i = 0; i < sizeof old_rows / sizeof *old_rows && status == STATUS_OK; i++) {
-        int64_t gone = BATCH_ROWS, count = 0;
-        for (unsigned round = 0; round < ROUNDS_MAX && status == STATUS_OK && gone == BATCH_ROWS; round++) {
-            status = db_exec(conn, &old_rows[i].sql, DB_PARAMS(db_i64(keep_ms[old_rows[i].kept])),
-                             clock_deadline_ms(JOB_MS), &gone, error);
-            count += status == STATUS_OK ? gone : 0;
-        }
-        if (old_rows[i].kept != KEPT_AS_KEYS || count == 0)
-            continue;
-        idempotency_count_cleaned(STR(REFDATA_UPDATES_ROUTE), count); /* I7 */
-        idempotency_log_cleaned(STR("refdata.update_key"), count);
-    }
-    return status;
-}
-
 int64_t refdata_upkeep_interval_ns(const struct refdata_catalog *catalog)
 {
     int64_t interval_ms = catalog->updates.snapshot_expire_ms / 4;
@@ -143,13 +107,33 @@ int64_t refdata_upkeep_step(struct task *task, void *context)
     struct refdata_catalog *catalog = refdata_flow_catalog(flow);
     struct error error = {0};
     struct db_conn *conn = NULL;
+    const int64_t keep_ms[KEPT_KINDS] = {[KEPT_AS_SET] = catalog->updates.keep_ms,
+                                         [KEPT_AS_KEYS] = catalog->updates.key_keep_ms,
+                                         [KEPT_A_DAY] = DAY_MS};
     int64_t interval_ns = refdata_upkeep_interval_ns(catalog);
+    bool found = true;
+    struct arena arena;
+    arena_init(&arena, 1024);
     (void)task;
     enum status status = db_acquire(flow->database->site.pool, clock_deadline_ms(JOB_MS), &conn, &error);
-    if (status == STATUS_OK)
-        status = expire_snapshots(flow, conn, catalog->updates.snapshot_expire_ms, &error);
-    if (status == STATUS_OK)
-        status = delete_old_rows(conn, &catalog->updates, &error);
+    for (unsigned round = 0; round < ROUNDS_MAX && status == STATUS_OK && found; round++) {
+        arena_reset(&arena);
+        status = expire_one(flow, conn, catalog->updates.snapshot_expire_ms, &arena, &found, &error);
+        db_rollback(conn);
+    }
+    for (size_t i = 0; i < sizeof old_rows / sizeof *old_rows && status == STATUS_OK; i++) {
+        int64_t gone = BATCH_ROWS, count = 0;
+        for (unsigned round = 0; round < ROUNDS_MAX && status == STATUS_OK && gone == BATCH_ROWS; round++) {
+            status = db_exec(conn, &old_rows[i].sql, DB_PARAMS(db_i64(keep_ms[old_rows[i].kept])),
+                             clock_deadline_ms(JOB_MS), &gone, &error);
+            count += status == STATUS_OK ? gone : 0;
+        }
+        if (old_rows[i].kept != KEPT_AS_KEYS || count == 0)
+            continue;
+        idempotency_count_cleaned(STR(REFDATA_UPDATES_ROUTE), count); /* I7 */
+        idempotency_log_cleaned(STR("refdata.update_key"), count);
+    }
+    arena_deinit(&arena);
     db_release(conn);
     refdata_catalog_unref(catalog);
     bool is_failing = status != STATUS_OK && status != STATUS_CANCELLED;

@@ -38,22 +38,6 @@ struct refdata_invalidations {
 
 /* ---- on the home loop ---- */
 
-static void take_invalidation(const struct refdata_flow *flow, const struct pair *pair)
-{
-    const struct refdata_invalidation *last = &pair->last;
-    struct refdata_holding *holding = refdata_table_find(flow->refdata->own, last->tenant, last->code);
-    /* Where nothing is held there is nothing to refresh: the first read loads the current version. */
-    if (!holding || holding->dictionary->database != flow->database)
-        return;
-    const struct cache_snapshot *snapshot = cache_slot_read(&holding->slot);
-    const struct cache_info *info = snapshot ? cache_snapshot_info(snapshot) : NULL;
-    if (info ? info->version < last->version : refdata_holding_is_loading(holding))
-        refdata_schedule_behind(holding, last->version, 0);
-    else if (info && info->version == last->version && pair->is_event_known &&
-             !uuid_eq(&info->event, &last->event))
-        refdata_schedule_compare(holding, 0); /* also a late message of a lost history: the load decides */
-}
-
 static void on_gathered(struct loop *loop, struct loop_message *message)
 {
     struct gathered *gathered = CONTAINER_OF(message, struct gathered, message);
@@ -64,12 +48,24 @@ static void on_gathered(struct loop *loop, struct loop_message *message)
     pthread_mutex_lock(&invalidations->lock);
     invalidations->pending = NULL;
     pthread_mutex_unlock(&invalidations->lock);
-    if (!flow->refdata->stopping) {
-        MAP_EACH(node, &gathered->pairs)
-            take_invalidation(flow, CONTAINER_OF(node, struct pair, node));
-        if (gathered->missed)
-            refdata_sweep_now(flow);
+    MAP_EACH(node, &gathered->pairs) {
+        const struct pair *pair = CONTAINER_OF(node, struct pair, node);
+        const struct refdata_invalidation *last = &pair->last;
+        struct refdata_holding *holding = refdata_table_find(flow->refdata->own, last->tenant, last->code);
+        /* Where nothing is held there is nothing to refresh: the first read loads the current version. */
+        if (!holding || holding->dictionary->database != flow->database || flow->refdata->stopping)
+            continue;
+        const struct cache_snapshot *snapshot = cache_slot_read(&holding->slot);
+        const struct cache_info *info = snapshot ? cache_snapshot_info(snapshot) : NULL;
+        if (info ? info->version < last->version : refdata_holding_is_loading(holding))
+            refdata_schedule_behind(holding, last->version, 0);
+        else if (info && info->version == last->version && pair->is_event_known &&
+                 !uuid_eq(&info->event, &last->event))
+            refdata_schedule_compare(holding,
+                                     0); /* also a late message of a lost history: the load decides */
     }
+    if (gathered->missed && !flow->refdata->stopping)
+        refdata_sweep_now(flow);
     map_deinit(&gathered->pairs);
     arena_deinit(&gathered->arena);
     free(gathered);

@@ -172,39 +172,33 @@ void refdata_keeper_preload(struct refdata *refdata)
     refdata_keeper_update_health(refdata);
 }
 
-static void redefine(struct refdata_holding *holding, struct refdata_dictionary *dictionary)
-{
-    atomic_store(&holding->read_scope, atomic_load(&dictionary->read_scope));
-    if (holding->dictionary == dictionary)
-        return;
-    refdata_dictionary_unref(holding->dictionary);
-    holding->dictionary = refdata_dictionary_ref(dictionary);
-    holding->basis = BASIS_REDEFINED;
-    holding->failure = FAILURE_NONE;
-    backoff_reset(&holding->retry);
-    holding->retry_at_ns = 0;
-    if (holding->state == HOLDING_DELAYED) /* a try of the old definition, up to 5 minutes later */
-        refdata_holding_move(holding, HOLDING_IDLE);
-    holding->drift_version = -1;
-    /* versions of another database, perhaps */
-    holding->wanted_version = holding->committed_version = holding->lost_version = 0;
-    holding->audit_at_ns = 0;
-    refdata_schedule_want(holding, 0); /* the old data is served until the new definition's is there */
-}
-
 void refdata_keeper_adopt(struct refdata *refdata, struct refdata_catalog *catalog)
 {
     struct refdata_table *all = refdata_table_copy(refdata->own); /* dropping changes the table walked over */
     for (size_t i = 0; i <= all->mask; i++) {
         struct refdata_holding *holding = all->slots[i];
-        if (!holding)
+        struct refdata_dictionary *dictionary = holding ? refdata_catalog_find(catalog, holding->code) : NULL;
+        if (holding && !dictionary)
+            drop(holding);
+        if (!dictionary)
             continue;
         holding->preload = false;
-        struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, holding->code);
-        if (dictionary)
-            redefine(holding, dictionary);
-        else
-            drop(holding);
+        atomic_store(&holding->read_scope, atomic_load(&dictionary->read_scope));
+        if (holding->dictionary == dictionary)
+            continue;
+        refdata_dictionary_unref(holding->dictionary);
+        holding->dictionary = refdata_dictionary_ref(dictionary);
+        holding->basis = BASIS_REDEFINED;
+        holding->failure = FAILURE_NONE;
+        backoff_reset(&holding->retry);
+        holding->retry_at_ns = 0;
+        if (holding->state == HOLDING_DELAYED) /* a try of the old definition, up to 5 minutes later */
+            refdata_holding_move(holding, HOLDING_IDLE);
+        holding->drift_version = -1;
+        /* versions of another database, perhaps */
+        holding->wanted_version = holding->committed_version = holding->lost_version = 0;
+        holding->audit_at_ns = 0;
+        refdata_schedule_want(holding, 0); /* the old data is served until the new definition's is there */
     }
     free(all);
     refdata_watch_adopt(refdata);

@@ -72,28 +72,12 @@ struct opened {
 
 enum { BEGUN, META, CHANGES, QUESTIONS };
 
-enum history { SAME, ANOTHER, UNKNOWN };
-
-/* Does what is held belong to the history of what is committed? Unknown where the version after it has no row: trimmed by
- * age, or made by plain SQL. */
-static enum history compare_history(const struct refdata_load *load,
-                                    const struct refdata_committed *committed, const struct db_result *meta)
-{
-    const struct cache_info *held = load->held ? cache_snapshot_info(load->held) : NULL;
-    struct uuid event = committed->event;
-    if (!held || (committed->version > held->version && db_result_is_null(meta, 0, HELD_EVENT)))
-        return UNKNOWN;
-    if (committed->version > held->version)
-        event = refdata_loader_event(meta, 0, HELD_EVENT);
-    return committed->version >= held->version && uuid_eq(&event, &held->event) ? SAME : ANOTHER;
-}
-
 static enum status open_transaction(const struct refdata_load *load, int64_t deadline_ns,
                                     struct db_conn **conn, struct opened *opened, struct error *error)
 {
+    const struct cache_info *held = load->held ? cache_snapshot_info(load->held) : NULL;
     const struct db_param params[] = {db_text(load->tenant), db_text(load->dictionary->code),
-                                      db_i64(load->held ? cache_snapshot_info(load->held)->version + 1 : -1),
-                                      DB_END};
+                                      db_i64(held ? held->version + 1 : -1), DB_END};
     enum status status = db_acquire_long(load->dictionary->database->site.pool, deadline_ns, conn, error);
     bool is_last = false;
     for (unsigned attempt = 1; status == STATUS_OK && !is_last; attempt++) {
@@ -108,10 +92,16 @@ static enum status open_transaction(const struct refdata_load *load, int64_t dea
         is_last = status != STATUS_DB_RETRY || attempt == ATTEMPTS;
         if (status == STATUS_OK) {
             take_version(results[META], &opened->committed);
-            enum history history = compare_history(load, &opened->committed, results[META]);
-            opened->is_fork = history == ANOTHER;
+            /* Does what is held belong to the history of what is committed? Not known where the version after it has no row:
+             * trimmed by age, or made by plain SQL. */
+            bool is_newer = held && opened->committed.version > held->version;
+            bool is_known = held && !(is_newer && db_result_is_null(results[META], 0, HELD_EVENT));
+            struct uuid event = is_known && is_newer ? refdata_loader_event(results[META], 0, HELD_EVENT)
+                                                     : opened->committed.event;
+            opened->is_fork =
+                is_known && (opened->committed.version < held->version || !uuid_eq(&event, &held->event));
             opened->delta_known =
-                load->is_delta && history == SAME &&
+                load->is_delta && is_known && !opened->is_fork &&
                 refdata_delta_read(load, results[CHANGES], opened->committed.version, &opened->delta);
         } else if (!is_last) {
             db_rollback(*conn);

@@ -6,15 +6,6 @@
 #include "base/clock.h"
 #include "base/memory.h"
 
-static void put_headers(struct refdata_reading *reading, bool from_primary)
-{
-    char *at = str_put(reading->headers, STR("X-Dict-Version: "));
-    at = str_put_u64(at, (uint64_t)reading->info->version);
-    at = str_put(at, from_primary ? STR("\r\nX-Data-Source: postgres_fallback\r\n")
-                                  : STR("\r\nX-Data-Source: memory\r\n"));
-    reading->headers_len = (size_t)(at - reading->headers);
-}
-
 void refdata_reading_tag(struct refdata_reading *reading, uint64_t tag, struct str *etag)
 {
     static const char hex[] = "0123456789abcdef";
@@ -95,7 +86,11 @@ bool refdata_reading_begin(struct http_request *request, const char *const *quer
         goto refuse;
     reading->holding = holding;
     reading->info = cache_snapshot_info(reading->snapshot);
-    put_headers(reading, demand && demand->from_primary);
+    char *at = str_put(reading->headers, STR("X-Dict-Version: "));
+    at = str_put_u64(at, (uint64_t)reading->info->version);
+    at = str_put(at, demand && demand->from_primary ? STR("\r\nX-Data-Source: postgres_fallback\r\n")
+                                                    : STR("\r\nX-Data-Source: memory\r\n"));
+    reading->headers_len = (size_t)(at - reading->headers);
     _Atomic uint32_t *used = &holding->used_at_s[loop_index(request->loop)];
     uint32_t now_s = (uint32_t)(loop_now_ns(request->loop) / CLOCK_NS_PER_S);
     if (atomic_load_explicit(used, memory_order_relaxed) != now_s)

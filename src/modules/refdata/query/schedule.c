@@ -217,28 +217,6 @@ static void swap(struct refdata_holding *holding, struct refdata_loaded *loaded)
     refdata_watch_published(holding, before, loaded->snapshot, &loaded->change);
 }
 
-static void load_succeeded(struct refdata_holding *holding, struct refdata_loaded *loaded)
-{
-    struct refdata *refdata = holding->refdata;
-    int64_t version = cache_snapshot_info(loaded->snapshot)->version;
-    backoff_reset(&holding->retry);
-    holding->failure = FAILURE_NONE;
-    holding->retry_at_ns = 0;
-    if (holding->committed_version < version)
-        holding->committed_version = version;
-    if (loaded->snapshot == cache_slot_read(&holding->slot))
-        cache_snapshot_unref(loaded->snapshot); /* nothing had changed */
-    else
-        swap(holding, loaded);
-    if (!refdata_loaded_is_delta(loaded))
-        holding->basis = BASIS_HELD;
-    /* Loaded counts as read: the next to go is not the one just asked for. */
-    atomic_store(&holding->used_at_s[loop_index(refdata->home)],
-                 (uint32_t)(loop_now_ns(refdata->home) / CLOCK_NS_PER_S));
-    refdata_barrier_loaded(holding, version);
-    refdata_keeper_trim(refdata, holding);
-}
-
 void refdata_schedule_loaded(struct refdata_holding *holding, const struct refdata_load *load,
                              struct refdata_loaded *loaded)
 {
@@ -256,8 +234,24 @@ void refdata_schedule_loaded(struct refdata_holding *holding, const struct refda
     } else if (!is_dropped && loaded->status != STATUS_OK) {
         load_failed(holding, loaded);
     } else if (!is_dropped) {
-        load_succeeded(holding, loaded);
-        if (again || holding->wanted_version > loaded->change.to)
+        int64_t version = cache_snapshot_info(loaded->snapshot)->version;
+        backoff_reset(&holding->retry);
+        holding->failure = FAILURE_NONE;
+        holding->retry_at_ns = 0;
+        if (holding->committed_version < version)
+            holding->committed_version = version;
+        if (loaded->snapshot == cache_slot_read(&holding->slot))
+            cache_snapshot_unref(loaded->snapshot); /* nothing had changed */
+        else
+            swap(holding, loaded);
+        if (!refdata_loaded_is_delta(loaded))
+            holding->basis = BASIS_HELD;
+        /* Loaded counts as read: the next to go is not the one just asked for. */
+        atomic_store(&holding->used_at_s[loop_index(refdata->home)],
+                     (uint32_t)(loop_now_ns(refdata->home) / CLOCK_NS_PER_S));
+        refdata_barrier_loaded(holding, version);
+        refdata_keeper_trim(refdata, holding);
+        if (again || holding->wanted_version > version)
             refdata_schedule_want(holding, pause_ms(holding));
     }
     refdata_keeper_unref(holding);
