@@ -32,18 +32,6 @@ static void *run_cancel(void *arg)
     return NULL;
 }
 
-static void cancel_later(PGconn *pg)
-{
-    PGcancel *cancel = PQgetCancel(pg);
-
-    if (!cancel)
-        return;
-    if (atomic_fetch_add(&cancels_running, 1) < CANCELS_MAX && db_thread_start(run_cancel, cancel))
-        return;
-    atomic_fetch_sub(&cancels_running, 1);
-    PQfreeCancel(cancel);
-}
-
 /* ---- life ---- */
 
 void db_conn_drop(struct db_conn *conn)
@@ -58,8 +46,12 @@ void db_conn_abandon(struct db_conn *conn)
 {
     if (!conn->pg)
         return;
-    if (PQtransactionStatus(conn->pg) == PQTRANS_ACTIVE)
-        cancel_later(conn->pg);
+    PGcancel *cancel = PQtransactionStatus(conn->pg) == PQTRANS_ACTIVE ? PQgetCancel(conn->pg) : NULL;
+    if (cancel &&
+        (atomic_fetch_add(&cancels_running, 1) >= CANCELS_MAX || !db_thread_start(run_cancel, cancel))) {
+        atomic_fetch_sub(&cancels_running, 1);
+        PQfreeCancel(cancel);
+    }
     db_conn_drop(conn);
 }
 
@@ -108,29 +100,12 @@ const char *db_sqlstate(const struct db_conn *conn)
 
 /* ---- failures ---- */
 
-static enum status counted(struct db_conn *conn, enum status status)
-{
-    db_metrics_error(db_pool_metrics(conn->pool), status);
-    return status;
-}
-
-static enum status lost(struct db_conn *conn, struct error *error)
+enum status db_conn_lost(struct db_conn *conn, struct error *error)
 {
     enum status status = db_connect_failed(conn->pg, error);
 
     db_conn_drop(conn);
-    return counted(conn, status);
-}
-
-static enum status timed_out(struct db_conn *conn, struct error *error)
-{
-    db_conn_abandon(conn);
-    return counted(conn, error_set(error, STATUS_TIMEOUT, "the database did not answer in time"));
-}
-
-enum status db_conn_unsendable(struct db_conn *conn, struct error *error)
-{
-    return lost(conn, error);
+    return db_pool_count_error(conn->pool, status);
 }
 
 bool db_result_is_failure(const PGresult *result)
@@ -166,16 +141,6 @@ static const struct {
     {"53300", STATUS_DB_DOWN},  /* too many connections */
 };
 
-static enum status classify(const PGresult *result, const char *sqlstate)
-{
-    if (db_result_is_stale(result))
-        return STATUS_DB_RETRY;
-    for (size_t i = 0; i < sizeof sqlstates / sizeof sqlstates[0]; i++)
-        if (strncmp(sqlstate, sqlstates[i].prefix, strlen(sqlstates[i].prefix)) == 0)
-            return sqlstates[i].status;
-    return STATUS_DB_ERROR;
-}
-
 #define VALUE_LEFT_OUT "(value left out)"
 
 /* The server's message without values: those of class 22 quote what was sent ("invalid input …: "abc""). */
@@ -207,39 +172,38 @@ enum status db_conn_failure(struct db_conn *conn, const PGresult *result, struct
     if (!state && PQstatus(conn->pg) == CONNECTION_OK) {
         /* Not the server's error: a result we cannot take, such as COPY's. */
         db_conn_abandon(conn);
-        return counted(conn, error_set(error, STATUS_DB_ERROR, "a statement of this kind is not supported"));
+        error_set(error, STATUS_DB_ERROR, "a statement of this kind is not supported");
+        return db_pool_count_error(conn->pool, STATUS_DB_ERROR);
     }
     if (!state)
-        return lost(conn, error);
+        return db_conn_lost(conn, error);
     copy_message(primary ? primary : "no message", strncmp(state, "22", 2) == 0, message, sizeof message);
-    enum status status = classify(result, state);
+    enum status status = db_result_is_stale(result) ? STATUS_DB_RETRY : STATUS_DB_ERROR;
+    for (size_t i = 0; i < sizeof sqlstates / sizeof sqlstates[0] && status == STATUS_DB_ERROR; i++)
+        if (strncmp(state, sqlstates[i].prefix, strlen(sqlstates[i].prefix)) == 0)
+            status = sqlstates[i].status;
     if (PQstatus(conn->pg) != CONNECTION_OK || status == STATUS_DB_DOWN) {
         status = STATUS_DB_DOWN;
         db_conn_drop(conn);
     }
     error_set(error, status, "%s (SQLSTATE %s)", message, conn->sqlstate);
-    return strncmp(state, DB_SIGNAL_CLASS, 2) == 0 ? status : counted(conn, status);
+    return strncmp(state, DB_SIGNAL_CLASS, 2) == 0 ? status : db_pool_count_error(conn->pool, status);
 }
 
 /* ---- bounded waits ---- */
 
 static enum status wait_for(struct db_conn *conn, short events, int64_t deadline_ns, struct error *error)
 {
-    struct pollfd poll_fd = {.fd = PQsocket(conn->pg), .events = events};
-    int left_ms;
+    short happened = db_wait(conn->pool, PQsocket(conn->pg), events, deadline_ns);
 
-    while ((left_ms = clock_ms_left(deadline_ns)) > 0) {
-        if (db_pool_is_interrupted(conn->pool)) {
-            db_conn_abandon(conn);
-            return error_set(error, STATUS_CANCELLED, "the process is stopping");
-        }
-        if (poll(&poll_fd, 1, left_ms < DB_INTERRUPT_LOOK_MS ? left_ms : DB_INTERRUPT_LOOK_MS) <= 0)
-            continue;
-        if (!(poll_fd.revents & ~POLLOUT) || PQconsumeInput(conn->pg))
-            return STATUS_OK;
-        return lost(conn, error);
-    }
-    return timed_out(conn, error);
+    if (happened)
+        return !(happened & ~POLLOUT) || PQconsumeInput(conn->pg) ? STATUS_OK : db_conn_lost(conn, error);
+    bool is_late = clock_ms_left(deadline_ns) <= 0;
+    db_conn_abandon(conn);
+    if (!is_late)
+        return error_set(error, STATUS_CANCELLED, "the process is stopping");
+    error_set(error, STATUS_TIMEOUT, "the database did not answer in time");
+    return db_pool_count_error(conn->pool, STATUS_TIMEOUT);
 }
 
 enum status db_conn_flush(struct db_conn *conn, int64_t deadline_ns, struct error *error)
@@ -252,7 +216,7 @@ enum status db_conn_flush(struct db_conn *conn, int64_t deadline_ns, struct erro
         if (status != STATUS_OK)
             return status;
     }
-    return rc == 0 ? STATUS_OK : lost(conn, error);
+    return rc == 0 ? STATUS_OK : db_conn_lost(conn, error);
 }
 
 enum status db_conn_result(struct db_conn *conn, int64_t deadline_ns, PGresult **result, struct error *error)
@@ -317,24 +281,19 @@ enum status db_transaction_timeout(struct db_conn *conn, int64_t timeout_ms, int
     return db_conn_command(conn, sql, deadline_ns, error);
 }
 
-/* Behind what was left: if any of it fails, the server skips the COMMIT. */
-static enum status commit_left(struct db_conn *conn, int64_t deadline_ns, struct error *error)
-{
-    static const struct db_statement commit_sql = DB_STATEMENT("COMMIT");
-
-    db_pipeline_begin(conn);
-    db_pipeline_add(conn, &commit_sql, DB_NO_PARAMS);
-    return db_pipeline_end(conn, deadline_ns, NULL, 0, NULL, error);
-}
-
 enum status db_commit(struct db_conn *conn, int64_t deadline_ns, struct error *error)
 {
+    static const struct db_statement commit_sql = DB_STATEMENT("COMMIT");
     enum status status = db_conn_check(conn, error);
 
     if (status != STATUS_OK)
         return status;
-    if (conn->in_pipeline && conn->pipeline_left)
-        return commit_left(conn, deadline_ns, error);
+    if (conn->in_pipeline &&
+        conn->pipeline_left) { /* if any of what was left fails, the server skips the COMMIT */
+        db_pipeline_begin(conn);
+        db_pipeline_add(conn, &commit_sql, DB_NO_PARAMS);
+        return db_pipeline_end(conn, deadline_ns, NULL, 0, NULL, error);
+    }
     /* COMMIT of a failed transaction "succeeds" by rolling back: never report that as done. */
     if (PQtransactionStatus(conn->pg) != PQTRANS_INTRANS) {
         db_rollback(conn);
@@ -346,10 +305,7 @@ enum status db_commit(struct db_conn *conn, int64_t deadline_ns, struct error *e
 
 enum status db_rollback_to_savepoint(struct db_conn *conn, int64_t deadline_ns, struct error *error)
 {
-    enum status status = db_conn_check(conn, error);
-
-    return status == STATUS_OK ? db_conn_command(conn, "ROLLBACK TO SAVEPOINT freshet", deadline_ns, error)
-                               : status;
+    return db_conn_command(conn, "ROLLBACK TO SAVEPOINT freshet", deadline_ns, error);
 }
 
 void db_rollback(struct db_conn *conn)

@@ -217,16 +217,15 @@ enum status db_connect_failed(const PGconn *pg, struct error *error)
     return error_set(error, STATUS_DB_DOWN, "%.*s", STR_ARG(str_utf8_cut(line, 300)));
 }
 
-/* Readable or writable before the deadline, and before the process stops? */
-static bool wait_for(const struct db_pool *pool, int fd, short events, int64_t deadline_ns)
+short db_wait(const struct db_pool *pool, int fd, short events, int64_t deadline_ns)
 {
     struct pollfd poll_fd = {.fd = fd, .events = events};
     int left_ms;
 
     while ((left_ms = clock_ms_left(deadline_ns)) > 0 && !db_pool_is_interrupted(pool))
         if (poll(&poll_fd, 1, left_ms < DB_INTERRUPT_LOOK_MS ? left_ms : DB_INTERRUPT_LOOK_MS) > 0)
-            return true;
-    return false;
+            return poll_fd.revents;
+    return 0;
 }
 
 static enum status try_endpoint(const struct db_pool *pool, const struct db_parsed *parsed,
@@ -244,7 +243,7 @@ static enum status try_endpoint(const struct db_pool *pool, const struct db_pars
     while (status == STATUS_OK && step != PGRES_POLLING_OK) {
         if (step == PGRES_POLLING_FAILED)
             status = db_connect_failed(pg, error);
-        else if (wait_for(pool, PQsocket(pg), step == PGRES_POLLING_READING ? POLLIN : POLLOUT, deadline_ns))
+        else if (db_wait(pool, PQsocket(pg), step == PGRES_POLLING_READING ? POLLIN : POLLOUT, deadline_ns))
             step = PQconnectPoll(pg);
         else
             status = error_set(error, STATUS_TIMEOUT, "no connection in time to %s port %s",
@@ -260,26 +259,20 @@ static enum status try_endpoint(const struct db_pool *pool, const struct db_pars
     return STATUS_OK;
 }
 
-static enum status look_up(const struct db_pool *pool, const struct db_parsed *parsed, int64_t deadline_ns,
-                           struct db_endpoints *endpoints, struct error *error)
-{
-    int fd;
-    enum status status = db_lookup_start(parsed, &fd, endpoints, error);
-
-    if (status != STATUS_OK || fd < 0)
-        return status;
-    if (wait_for(pool, fd, POLLIN, deadline_ns))
-        return db_lookup_finish(fd, endpoints, error);
-    close(fd);
-    return error_set(error, STATUS_TIMEOUT, "the name lookup took too long");
-}
-
 static enum status connect_any(const struct db_pool *pool, const struct db_parsed *parsed,
                                int64_t deadline_ns, PGconn **pg, struct error *error)
 {
     struct db_endpoints endpoints;
-    enum status status = look_up(pool, parsed, deadline_ns, &endpoints, error);
+    int fd;
+    enum status status = db_lookup_start(parsed, &fd, &endpoints, error);
 
+    if (status == STATUS_OK && fd >= 0) {
+        if (!db_wait(pool, fd, POLLIN, deadline_ns)) {
+            close(fd);
+            return error_set(error, STATUS_TIMEOUT, "the name lookup took too long");
+        }
+        status = db_lookup_finish(fd, &endpoints, error);
+    }
     if (status != STATUS_OK)
         return status;
     for (unsigned i = 0; i < endpoints.count; i++) {

@@ -149,8 +149,8 @@ enum status db_conn_result(struct db_conn *conn, int64_t deadline_ns, PGresult *
 enum status db_conn_drain(struct db_conn *conn, int64_t deadline_ns, struct error *error) MUST_CHECK;
 /* Sets *error and the connection's SQLSTATE from a failed result. */
 enum status db_conn_failure(struct db_conn *conn, const PGresult *result, struct error *error);
-/* A PQsend…() that returned 0. */
-enum status db_conn_unsendable(struct db_conn *conn, struct error *error);
+/* After a call of libpq's that failed, such as a PQsend…() that returned 0: closes the connection. */
+enum status db_conn_lost(struct db_conn *conn, struct error *error);
 bool db_result_is_failure(const PGresult *result);
 /* Did the server reject the prepared statement itself (dropped behind our back, or its row type changed)? */
 bool db_result_is_stale(const PGresult *result);
@@ -182,16 +182,13 @@ void db_shelf_lend(struct db_shelf *shelf, struct db_conn *conn); /* the caller 
 void db_shelf_put(struct db_shelf *shelf, struct db_conn *conn);
 void db_shelf_close_unused(struct db_shelf *shelf); /* may take a moment: outside all locks */
 
-/* ---- metrics ---- */
-struct db_metrics {
-    struct metric_series *used, *acquire_wait, *breaker_open;
-    struct str database;
-};
-void db_metrics_init(struct db_metrics *metrics, const char *database);
-struct metric_series *db_metrics_idle(const char *database);
-void db_metrics_error(const struct db_metrics *metrics, enum status status);
-struct db_metrics *db_pool_metrics(struct db_pool *pool);
+/* ---- pool.c ---- */
+struct metric_series *db_metric_connections(const char *database,
+                                            const char *state); /* after a pool was created */
+enum status db_pool_count_error(const struct db_pool *pool, enum status status); /* returns it */
 #define DB_INTERRUPT_LOOK_MS 50 /* how often a wait looks whether the process is stopping */
 bool db_pool_is_interrupted(const struct db_pool *pool);
+/* What happened at the descriptor, as poll() says; 0: the deadline passed, or the process is stopping. */
+short db_wait(const struct db_pool *pool, int fd, short events, int64_t deadline_ns);
 
 #endif

@@ -8,23 +8,19 @@
 #include "db/link.h"
 
 #include <fcntl.h>
-#include <stddef.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
 
-static void connect_next(struct db_link *link);
+static void on_timer(struct loop_timer *timer);
+static void on_event(struct loop_io *io, unsigned events);
 
-static struct db_link *link_of_io(struct loop_io *io)
+static void set_timer(struct db_link *link, int64_t ms)
 {
-    return CONTAINER_OF(io, struct db_link, io);
-}
-
-static struct db_link *link_of_timer(struct loop_timer *timer)
-{
-    return CONTAINER_OF(timer, struct db_link, timer);
+    loop_timer_start(link->loop, &link->timer, clock_deadline_ms(ms), on_timer);
 }
 
 static void unwatch(struct db_link *link)
@@ -36,7 +32,7 @@ static void unwatch(struct db_link *link)
     link->watching = false;
 }
 
-static bool watch(struct db_link *link, int fd, unsigned interest, loop_io_fn *on_event)
+static bool watch(struct db_link *link, int fd, unsigned interest)
 {
     unwatch(link);
     int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
@@ -58,25 +54,19 @@ static void close_all(struct db_link *link)
     link->pg = NULL;
 }
 
-static void on_retry(struct loop_timer *timer)
-{
-    db_link_start(link_of_timer(timer));
-}
-
 static void fail(struct db_link *link, const char *reason)
 {
     bool was_ready = link->state == DB_LINK_READY;
 
     if (!link->reported)
-        log_warn("db_link_down", LOG_CSTR("database", link->parsed.name),
-                 LOG_CSTR("role", link->events->role), LOG_CSTR("address", link->parsed.address),
-                 LOG_CSTR("error", reason));
+        log_warn("db_link_down", LOG_CSTR("database", link->parsed.name), LOG_CSTR("role", link->kind->role),
+                 LOG_CSTR("address", link->parsed.address), LOG_CSTR("error", reason));
     link->reported = true;
     close_all(link);
     link->state = DB_LINK_WAITING;
-    loop_timer_start(link->loop, &link->timer, clock_deadline_ms(backoff_next_ms(&link->backoff)), on_retry);
+    set_timer(link, backoff_next_ms(&link->backoff));
     if (was_ready)
-        link->events->on_down(link);
+        link->kind->on_down(link);
 }
 
 static void fail_with_libpq(struct db_link *link)
@@ -87,12 +77,67 @@ static void fail_with_libpq(struct db_link *link)
     fail(link, error.message);
 }
 
-/* ---- ready ---- */
+/* ---- connecting ---- */
 
-static void on_no_answer(struct loop_timer *timer)
+static void connect_next(struct db_link *link)
 {
-    fail(link_of_timer(timer), "no answer in time");
+    while (link->endpoint_at < link->endpoints.count) {
+        PQfinish(link->pg);
+        link->state = DB_LINK_CONNECTING;
+        link->pg = db_connect_start(&link->parsed, &link->endpoints.at[link->endpoint_at++]);
+        set_timer(link, link->parsed.connect_timeout_ms / link->endpoints.count);
+        if (PQstatus(link->pg) != CONNECTION_BAD && watch(link, PQsocket(link->pg), LOOP_WRITE))
+            return;
+    }
+    fail_with_libpq(link);
 }
+
+static void start(struct db_link *link)
+{
+    struct error error = {0};
+
+    link->state = DB_LINK_LOOKING_UP;
+    link->endpoint_at = 0;
+    if (db_lookup_start(&link->parsed, &link->lookup_fd, &link->endpoints, &error) != STATUS_OK) {
+        fail(link, error.message);
+    } else if (link->lookup_fd < 0) {
+        connect_next(link);
+    } else {
+        set_timer(link, link->parsed.connect_timeout_ms);
+        if (!watch(link, link->lookup_fd, LOOP_READ))
+            fail(link, "the loop takes no more descriptors");
+    }
+}
+
+/* libpq may have changed its socket meanwhile, so it is registered anew for every step. */
+static void connect_step(struct db_link *link)
+{
+    unwatch(link);
+    PostgresPollingStatusType step = PQconnectPoll(link->pg);
+    if (step == PGRES_POLLING_READING || step == PGRES_POLLING_WRITING) {
+        if (!watch(link, PQsocket(link->pg), step == PGRES_POLLING_READING ? LOOP_READ : LOOP_WRITE))
+            connect_next(link);
+        return;
+    }
+    if (step != PGRES_POLLING_OK) {
+        connect_next(link);
+        return;
+    }
+    loop_timer_stop(link->loop, &link->timer);
+    if (PQsetnonblocking(link->pg, 1) != 0 || !watch(link, PQsocket(link->pg), LOOP_READ)) {
+        fail_with_libpq(link);
+        return;
+    }
+    if (link->reported)
+        log_info("db_link_up", LOG_CSTR("database", link->parsed.name), LOG_CSTR("role", link->kind->role),
+                 LOG_CSTR("address", link->parsed.address));
+    link->reported = false;
+    link->state = DB_LINK_READY;
+    backoff_reset(&link->backoff);
+    link->kind->on_ready(link);
+}
+
+/* ---- events ---- */
 
 static void flush(struct db_link *link)
 {
@@ -104,18 +149,50 @@ static void flush(struct db_link *link)
         loop_io_change(link->loop, &link->io, rc > 0 ? LOOP_READ | LOOP_WRITE : LOOP_READ);
 }
 
-static void on_ready_event(struct loop_io *io, unsigned events)
+static void on_event(struct loop_io *io, unsigned events)
 {
-    struct db_link *link = link_of_io(io);
+    struct db_link *link = CONTAINER_OF(io, struct db_link, io);
+    struct error error = {0};
 
-    if ((events & (LOOP_READ | LOOP_HANGUP)) && !PQconsumeInput(link->pg)) {
-        fail_with_libpq(link);
-        return;
+    if (link->state == DB_LINK_LOOKING_UP) {
+        int fd = link->lookup_fd;
+        unwatch(link);
+        link->lookup_fd = -1;
+        if (db_lookup_finish(fd, &link->endpoints, &error) != STATUS_OK)
+            fail(link, error.message);
+        else
+            connect_next(link);
+    } else if (link->state == DB_LINK_CONNECTING) {
+        connect_step(link);
+    } else {
+        bool is_input = events & (LOOP_READ | LOOP_HANGUP);
+        if (is_input && !PQconsumeInput(link->pg)) {
+            fail_with_libpq(link);
+            return;
+        }
+        if (is_input)
+            link->kind->on_input(link);
+        if (link->state == DB_LINK_READY && (events & LOOP_WRITE))
+            flush(link);
     }
-    if (events & (LOOP_READ | LOOP_HANGUP))
-        link->events->on_input(link);
-    if (link->state == DB_LINK_READY && (events & LOOP_WRITE))
-        flush(link);
+}
+
+static void on_timer(struct loop_timer *timer)
+{
+    struct db_link *link = CONTAINER_OF(timer, struct db_link, timer);
+
+    switch (link->state) {
+    case DB_LINK_WAITING: start(link); break;
+    case DB_LINK_LOOKING_UP: fail(link, "the name lookup took too long"); break;
+    case DB_LINK_CONNECTING:
+        unwatch(link);
+        if (link->endpoint_at < link->endpoints.count)
+            connect_next(link);
+        else
+            fail(link, "no connection in time");
+        break;
+    case DB_LINK_READY: fail(link, "no answer in time"); break;
+    }
 }
 
 void db_link_sent(struct db_link *link, int sent)
@@ -124,8 +201,7 @@ void db_link_sent(struct db_link *link, int sent)
         fail_with_libpq(link);
         return;
     }
-    loop_timer_start(link->loop, &link->timer, clock_deadline_ms(link->parsed.connect_timeout_ms),
-                     on_no_answer);
+    set_timer(link, link->parsed.connect_timeout_ms);
     flush(link);
 }
 
@@ -134,129 +210,61 @@ void db_link_answered(struct db_link *link)
     loop_timer_stop(link->loop, &link->timer);
 }
 
-static void become_ready(struct db_link *link)
+/* ---- life ---- */
+
+struct db_link *db_link_ref(struct loop *loop, const struct db_target *target,
+                            const struct db_link_kind *kind)
 {
-    loop_timer_stop(link->loop, &link->timer);
-    if (PQsetnonblocking(link->pg, 1) != 0 || !watch(link, PQsocket(link->pg), LOOP_READ, on_ready_event)) {
-        fail_with_libpq(link);
-        return;
+    struct db_server *server = target->server;
+
+    if (server)
+        pthread_mutex_lock(&server->lock);
+    struct db_link *link = server ? server->links : NULL;
+    while (link && (link->loop != loop || link->kind != kind))
+        link = link->next;
+    if (link) {
+        link->users++;
+        pthread_mutex_unlock(&server->lock);
+        return link;
     }
-    if (link->reported)
-        log_info("db_link_up", LOG_CSTR("database", link->parsed.name), LOG_CSTR("role", link->events->role),
-                 LOG_CSTR("address", link->parsed.address));
-    link->reported = false;
-    link->state = DB_LINK_READY;
-    backoff_reset(&link->backoff);
-    link->events->on_ready(link);
-}
-
-/* ---- connecting ---- */
-
-static void connect_failed(struct db_link *link)
-{
-    if (link->endpoint_at >= link->endpoints.count) {
-        fail_with_libpq(link);
-        return;
+    link = memory_zalloc(kind->size);
+    *link = (struct db_link){.loop = loop, .kind = kind, .server = server, .users = 1, .lookup_fd = -1};
+    if (db_parsed_init(&link->parsed, target, NULL) != STATUS_OK) {
+        free(link);
+        link = NULL;
+    } else if (server) {
+        link->next = server->links;
+        server->links = link;
     }
-    PQfinish(link->pg);
-    link->pg = NULL;
-    connect_next(link);
-}
-
-static void on_connect_timeout(struct loop_timer *timer)
-{
-    struct db_link *link = link_of_timer(timer);
-
-    unwatch(link);
-    if (link->endpoint_at >= link->endpoints.count)
-        fail(link, "no connection in time");
-    else
-        connect_failed(link);
-}
-
-/* libpq may have changed its socket meanwhile, so it is registered anew for every step. */
-static void on_connect_event(struct loop_io *io, unsigned events)
-{
-    struct db_link *link = link_of_io(io);
-    (void)events;
-
-    unwatch(link);
-    PostgresPollingStatusType step = PQconnectPoll(link->pg);
-    if (step == PGRES_POLLING_OK)
-        become_ready(link);
-    else if (step == PGRES_POLLING_FAILED ||
-             !watch(link, PQsocket(link->pg), step == PGRES_POLLING_READING ? LOOP_READ : LOOP_WRITE,
-                    on_connect_event))
-        connect_failed(link);
-}
-
-static void connect_next(struct db_link *link)
-{
-    const struct db_endpoint *endpoint = &link->endpoints.at[link->endpoint_at++];
-    int64_t share_ms = link->parsed.connect_timeout_ms / link->endpoints.count;
-
-    link->state = DB_LINK_CONNECTING;
-    link->pg = db_connect_start(&link->parsed, endpoint);
-    loop_timer_start(link->loop, &link->timer, clock_deadline_ms(share_ms), on_connect_timeout);
-    if (PQstatus(link->pg) == CONNECTION_BAD ||
-        !watch(link, PQsocket(link->pg), LOOP_WRITE, on_connect_event))
-        connect_failed(link);
-}
-
-static void on_looked_up(struct loop_io *io, unsigned events)
-{
-    struct db_link *link = link_of_io(io);
-    struct error error = {0};
-    int fd = link->lookup_fd;
-    (void)events;
-
-    unwatch(link);
-    link->lookup_fd = -1;
-    if (db_lookup_finish(fd, &link->endpoints, &error) != STATUS_OK)
-        fail(link, error.message);
-    else
-        connect_next(link);
-}
-
-static void on_lookup_timeout(struct loop_timer *timer)
-{
-    fail(link_of_timer(timer), "the name lookup took too long");
-}
-
-void db_link_start(struct db_link *link)
-{
-    struct error error = {0};
-
-    link->state = DB_LINK_LOOKING_UP;
-    link->endpoint_at = 0;
-    if (db_lookup_start(&link->parsed, &link->lookup_fd, &link->endpoints, &error) != STATUS_OK) {
-        fail(link, error.message);
-        return;
-    }
-    if (link->lookup_fd < 0) {
-        connect_next(link);
-        return;
-    }
-    loop_timer_start(link->loop, &link->timer, clock_deadline_ms(link->parsed.connect_timeout_ms),
-                     on_lookup_timeout);
-    if (!watch(link, link->lookup_fd, LOOP_READ, on_looked_up))
-        fail(link, "the loop takes no more descriptors");
-}
-
-enum status db_link_init(struct db_link *link, struct loop *loop, const struct db_target *target,
-                         const struct db_link_events *events, struct error *error)
-{
-    *link = (struct db_link){.loop = loop, .events = events, .lookup_fd = -1};
-    enum status status = db_parsed_init(&link->parsed, target, error);
-    if (status == STATUS_OK)
+    if (server)
+        pthread_mutex_unlock(&server->lock);
+    if (link) {
         link->backoff =
             (struct backoff){.min_ms = link->parsed.backoff_min_ms, .max_ms = link->parsed.backoff_max_ms};
-    return status;
+        start(link);
+    }
+    return link;
 }
 
-void db_link_deinit(struct db_link *link)
+bool db_link_unref(struct db_link *link)
 {
+    struct db_server *server = link->server;
+
+    if (server) {
+        pthread_mutex_lock(&server->lock);
+        bool is_last = --link->users == 0;
+        struct db_link **at = &server->links;
+        while (is_last && *at != link)
+            at = &(*at)->next;
+        if (is_last)
+            *at = link->next;
+        pthread_mutex_unlock(&server->lock);
+        if (!is_last)
+            return false;
+    }
     loop_timer_stop(link->loop, &link->timer);
     close_all(link);
     db_parsed_deinit(&link->parsed);
+    link->state = DB_LINK_WAITING; /* for what a caller still does in this tick */
+    return true;
 }

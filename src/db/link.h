@@ -1,8 +1,10 @@
-/* A connection that lives on a loop: connects without blocking, reconnects with backoff for ever, and tells
- * its owner (the listener, the notifier) when it is ready, has input, or went down. Embedded in its owner;
- * loop's thread only. */
+/* A connection that lives on a loop: connects without blocking, reconnects with backoff for ever, and reports to its owner (the
+ * listeners' hub, the notifier) when it is ready, has input, or went down. The first member of its owner; loop's thread only.
+ * Those of one server, one loop and one kind are one. */
 #ifndef FRESHET_DB_LINK_H
 #define FRESHET_DB_LINK_H
+
+#include <pthread.h>
 
 #include "base/backoff.h"
 #include "db/db_inside.h"
@@ -10,8 +12,9 @@
 enum db_link_state { DB_LINK_WAITING, DB_LINK_LOOKING_UP, DB_LINK_CONNECTING, DB_LINK_READY };
 
 struct db_link;
-struct db_link_events {
+struct db_link_kind {
     const char *role; /* for logs */
+    size_t size;      /* of the owner */
     void (*on_ready)(struct db_link *link);
     void (*on_input)(struct db_link *link); /* fetch results and notices */
     void (*on_down)(struct db_link *link);  /* it was ready and is not any more */
@@ -19,7 +22,10 @@ struct db_link_events {
 
 struct db_link {
     struct loop *loop;
-    const struct db_link_events *events;
+    const struct db_link_kind *kind;
+    struct db_server *server; /* NULL: it has one user */
+    struct db_link *next;     /* of the server's */
+    unsigned users;           /* under the server's lock */
     struct db_parsed parsed;
     struct backoff backoff;
     enum db_link_state state;
@@ -33,13 +39,22 @@ struct db_link {
     unsigned endpoint_at;
 };
 
-enum status db_link_init(struct db_link *link, struct loop *loop, const struct db_target *target,
-                         const struct db_link_events *events, struct error *error) MUST_CHECK;
-void db_link_deinit(struct db_link *link); /* no event follows */
-void db_link_start(struct db_link *link);
+/* The owner's memory is zero but for the link when it is new. NULL when the target's URL cannot be understood. */
+struct db_link *db_link_ref(struct loop *loop, const struct db_target *target,
+                            const struct db_link_kind *kind);
+bool db_link_unref(struct db_link *link); /* true: no user is left, no event follows, the owner frees it */
 /* After a PQsend…(): its result `sent`. Writes what it can, and gives the server until connect_timeout_ms to
  * answer. */
 void db_link_sent(struct db_link *link, int sent);
 void db_link_answered(struct db_link *link); /* nothing more is expected */
+
+/* What server.c and link.c know of a server. */
+struct db_server {
+    struct db_server *next; /* of its list */
+    struct db_parsed parsed;
+    pthread_mutex_t lock; /* for what follows */
+    struct db_shelf *shelves;
+    struct db_link *links;
+};
 
 #endif

@@ -8,10 +8,9 @@
 #include "base/list.h"
 #include "base/memory.h"
 #include "db/link.h"
-#include "db/server.h"
 
 struct db_listener {
-    TAILQ_ENTRY(db_listener) entry;
+    LIST_ENTRY(db_listener) entry;
     struct db_hub *hub;
     struct db_listener_config config;
     char *channels; /* each ends with NUL, the last one with two */
@@ -20,10 +19,8 @@ struct db_listener {
 };
 
 struct db_hub {
-    struct db_link link;      /* first: the two share their address */
-    struct db_server *server; /* NULL: the hub of one listener */
-    struct db_hub *next;      /* of the server's */
-    TAILQ_HEAD(, db_listener) listeners;
+    struct db_link link; /* first: the two share their address; each listener is a user */
+    LIST_HEAD(, db_listener) listeners;
     bool asking; /* LISTENs wait for their answer */
     bool destroyed;
 };
@@ -42,7 +39,7 @@ static void hub_ask(struct db_hub *hub)
     if (hub->asking || hub->link.state != DB_LINK_READY)
         return;
     buf_init(&sql);
-    TAILQ_FOREACH(listener, &hub->listeners, entry) {
+    LIST_FOREACH(listener, &hub->listeners, entry) {
         if (listener->state != LISTENER_WANTED)
             continue;
         listener->state = LISTENER_ASKED;
@@ -67,7 +64,7 @@ static void hub_on_down(struct db_link *link)
     struct db_listener *listener;
 
     hub->asking = false;
-    TAILQ_FOREACH(listener, &hub->listeners, entry)
+    LIST_FOREACH(listener, &hub->listeners, entry)
         listener->state = LISTENER_WANTED;
 }
 
@@ -79,16 +76,15 @@ static void hub_answered(struct db_hub *hub)
 
     hub->asking = false;
     db_link_answered(&hub->link);
-    TAILQ_FOREACH(listener, &hub->listeners, entry)
+    LIST_FOREACH(listener, &hub->listeners, entry)
         if (listener->state == LISTENER_ASKED)
             listener->state = LISTENER_ANSWERED;
-    for (struct db_listener *at = TAILQ_FIRST(&hub->listeners); at; at = next) {
-        next = TAILQ_NEXT(at, entry);
-        if (at->destroyed || at->state != LISTENER_ANSWERED)
+    LIST_FOREACH_SAFE(listener, &hub->listeners, entry, next) {
+        if (listener->destroyed || listener->state != LISTENER_ANSWERED)
             continue;
-        at->state = LISTENER_LISTENING;
-        if (at->config.on_listening)
-            at->config.on_listening(at->config.context);
+        listener->state = LISTENER_LISTENING;
+        if (listener->config.on_listening)
+            listener->config.on_listening(listener->config.context);
     }
     if (!hub->destroyed)
         hub_ask(hub);
@@ -120,109 +116,49 @@ static bool has_channel(const struct db_listener *listener, const char *channel)
     return *at != '\0';
 }
 
-static void hub_deliver(struct db_hub *hub, const PGnotify *notice)
-{
-    struct db_listener *next;
-
-    for (struct db_listener *at = TAILQ_FIRST(&hub->listeners); at; at = next) {
-        next = TAILQ_NEXT(at, entry);
-        if (!at->destroyed && has_channel(at, notice->relname))
-            at->config.on_notice(at->config.context, str_from(notice->relname), str_from(notice->extra));
-    }
-}
-
 static void hub_on_input(struct db_link *link)
 {
     struct db_hub *hub = hub_of(link);
+    struct db_listener *at, *next;
     PGnotify *notice;
 
     hub_take_results(hub);
     while (link->state == DB_LINK_READY && (notice = PQnotifies(link->pg))) {
-        hub_deliver(hub, notice);
+        LIST_FOREACH_SAFE(at, &hub->listeners, entry, next)
+            if (!at->destroyed && has_channel(at, notice->relname))
+                at->config.on_notice(at->config.context, str_from(notice->relname), str_from(notice->extra));
         PQfreemem(notice);
     }
 }
 
-static const struct db_link_events hub_events = {
-    .role = "listener", .on_ready = hub_on_ready, .on_input = hub_on_input, .on_down = hub_on_down};
+static const struct db_link_kind hub_kind = {.role = "listener",
+                                             .size = sizeof(struct db_hub),
+                                             .on_ready = hub_on_ready,
+                                             .on_input = hub_on_input,
+                                             .on_down = hub_on_down};
 
 /* ---- life ---- */
 
-static struct db_hub *hub_create(struct loop *loop, const struct db_target *target)
-{
-    struct db_hub *hub = memory_zalloc(sizeof *hub);
-
-    if (db_link_init(&hub->link, loop, target, &hub_events, NULL) != STATUS_OK) {
-        free(hub);
-        return NULL;
-    }
-    TAILQ_INIT(&hub->listeners);
-    hub->server = target->server;
-    db_link_start(&hub->link);
-    return hub;
-}
-
-static struct db_hub *hub_find(struct loop *loop, const struct db_target *target)
-{
-    struct db_server *server = target->server;
-
-    if (!server)
-        return hub_create(loop, target);
-    pthread_mutex_lock(&server->lock);
-    struct db_hub *hub = server->hubs;
-    while (hub && hub->link.loop != loop)
-        hub = hub->next;
-    if (!hub && (hub = hub_create(loop, target))) {
-        hub->next = server->hubs;
-        server->hubs = hub;
-    }
-    pthread_mutex_unlock(&server->lock);
-    return hub;
-}
-
-static char *copy_channels(const char *const *channels)
-{
-    struct buf names;
-
-    buf_init(&names);
-    for (; *channels; channels++)
-        buf_printf(&names, "%s%c", *channels, '\0');
-    char *text = str_dup(buf_str(&names)); /* adds the last NUL */
-    buf_deinit(&names);
-    return text;
-}
-
 struct db_listener *db_listener_create(const struct db_listener_config *config)
 {
-    struct db_hub *hub = hub_find(config->loop, config->target);
+    struct db_link *link = db_link_ref(config->loop, config->target, &hub_kind);
+    struct buf names;
 
-    if (!hub)
+    if (!link)
         return NULL;
     struct db_listener *listener = memory_zalloc(sizeof *listener);
-    listener->hub = hub;
+    listener->hub = hub_of(link);
     listener->config = *config;
     listener->config.target = NULL; /* borrowed for this call only */
     listener->config.channels = NULL;
-    listener->channels = copy_channels(config->channels);
-    TAILQ_INSERT_TAIL(&hub->listeners, listener, entry);
-    hub_ask(hub);
+    buf_init(&names);
+    for (const char *const *channel = config->channels; *channel; channel++)
+        buf_printf(&names, "%s%c", *channel, '\0');
+    listener->channels = str_dup(buf_str(&names)); /* adds the last NUL */
+    buf_deinit(&names);
+    LIST_INSERT_HEAD(&listener->hub->listeners, listener, entry);
+    hub_ask(listener->hub);
     return listener;
-}
-
-static void hub_destroy(struct db_hub *hub)
-{
-    if (hub->server) {
-        pthread_mutex_lock(&hub->server->lock);
-        struct db_hub **at = &hub->server->hubs;
-        while (*at != hub)
-            at = &(*at)->next;
-        *at = hub->next;
-        pthread_mutex_unlock(&hub->server->lock);
-    }
-    hub->destroyed = true;
-    hub->link.state = DB_LINK_WAITING;
-    db_link_deinit(&hub->link);
-    loop_free_later(hub->link.loop, hub, free);
 }
 
 static void free_listener(void *memory)
@@ -239,9 +175,12 @@ void db_listener_destroy(struct db_listener *listener)
     if (!listener)
         return;
     struct db_hub *hub = listener->hub;
+    struct loop *loop = hub->link.loop;
     listener->destroyed = true;
-    TAILQ_REMOVE(&hub->listeners, listener, entry);
-    if (TAILQ_EMPTY(&hub->listeners))
-        hub_destroy(hub);
-    loop_free_later(hub->link.loop, listener, free_listener);
+    LIST_REMOVE(listener, entry);
+    if (db_link_unref(&hub->link)) {
+        hub->destroyed = true;
+        loop_free_later(loop, hub, free);
+    }
+    loop_free_later(loop, listener, free_listener);
 }

@@ -45,18 +45,16 @@ struct migration_run {
     struct db_result *applied; /* (number, checksum), NULL when the table does not exist */
 };
 
-static enum status table_exists(struct migration_run *run, bool *exists, struct error *error)
+/* Into run->applied, unless the table does not exist. */
+static enum status read_applied(struct migration_run *run, struct error *error)
 {
     struct db_result *result;
     enum status status = db_query(run->conn, &exists_sql, DB_NO_PARAMS, run->deadline_ns, &result, error);
+    bool exists = status == STATUS_OK && str_eq(db_result_str(result, 0, 0), STR("t"));
 
-    *exists = status == STATUS_OK && str_eq(db_result_str(result, 0, 0), STR("t"));
     db_result_free(result);
-    return status;
-}
-
-static enum status read_applied(struct migration_run *run, struct error *error)
-{
+    if (!exists)
+        return status;
     return db_query(run->conn, &applied_sql, DB_PARAMS(db_cstr(run->module)), run->deadline_ns, &run->applied,
                     error);
 }
@@ -117,20 +115,17 @@ static enum status apply(struct migration_run *run, const struct db_migration *m
 static enum status apply_missing(struct migration_run *run, const struct db_migration *migrations,
                                  unsigned *count, struct error *error)
 {
-    bool exists, applied;
-    enum status status = table_exists(run, &exists, error);
+    bool applied;
+    enum status status = read_applied(run, error);
 
-    if (status == STATUS_OK && !exists)
+    if (status == STATUS_OK && !run->applied)
         status = db_conn_command(run->conn, create_sql, run->deadline_ns, error);
-    if (status == STATUS_OK)
-        status = read_applied(run, error);
     for (; status == STATUS_OK && migrations->number > 0; migrations++) {
         status = is_applied(run, migrations, &applied, error);
-        if (status != STATUS_OK || applied)
-            continue;
-        status = apply(run, migrations, error);
-        if (status == STATUS_OK)
-            ++*count;
+        if (status == STATUS_OK && !applied) {
+            status = apply(run, migrations, error);
+            *count += status == STATUS_OK;
+        }
     }
     return status;
 }
@@ -165,15 +160,13 @@ enum status db_migrate_check(struct db_pool *pool, const char *module, const str
                              int64_t deadline_ns, unsigned *missing, struct error *error)
 {
     struct migration_run run = {.module = module, .deadline_ns = deadline_ns};
-    bool exists, applied = true;
+    bool applied = true;
 
     *missing = 0;
     enum status status = db_acquire(pool, deadline_ns, &run.conn, error);
     if (status != STATUS_OK)
         return status;
-    status = table_exists(&run, &exists, error);
-    if (status == STATUS_OK && exists)
-        status = read_applied(&run, error);
+    status = read_applied(&run, error);
     for (; status == STATUS_OK && applied && migrations->number > 0; migrations++) {
         status = is_applied(&run, migrations, &applied, error);
         if (!applied)

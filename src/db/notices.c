@@ -14,7 +14,6 @@
 #include "base/map.h"
 #include "base/memory.h"
 #include "db/link.h"
-#include "db/server.h"
 
 /* ---- the notifier's sets: notices in order, the same one once; bounded ---- */
 
@@ -87,10 +86,7 @@ static const char setup_sql[] =
     "    SELECT count(pg_notify(channel, payload)) FROM unnest($1, $2) AS waiting (channel, payload)";
 
 struct db_notifier {
-    struct db_link link;      /* first: the two share their address */
-    struct db_server *server; /* NULL: it has one user */
-    struct db_notifier *next; /* of the server's */
-    unsigned users;           /* under the server's lock */
+    struct db_link link; /* first: the two share their address */
     struct loop_timer window;
     int64_t window_ns, next_round_ns;
     bool busy, refused;               /* a round (or the setup) is out; the server refused the last one */
@@ -107,29 +103,32 @@ static struct db_notifier *notifier_of(struct db_link *link)
     return (struct db_notifier *)link;
 }
 
-/* Takes what waits into notifier->sent; false when there is nothing. */
-static bool take_waiting(struct db_notifier *notifier)
-{
-    struct notice_set *empty = notifier->sent;
+static void on_window(struct loop_timer *timer);
 
-    pthread_mutex_lock(&notifier->lock);
-    notifier->sent = notifier->waiting;
-    notifier->waiting = empty;
-    notifier->due = false;
-    pthread_mutex_unlock(&notifier->lock);
-    return notifier->sent->map.count > 0;
-}
-
-static void send_round(struct db_notifier *notifier)
+/* Sends now, or as soon as the window allows; when the link is down or busy, its next event comes back here. */
+static void send_when_due(struct db_notifier *notifier)
 {
     struct db_link *link = &notifier->link;
     struct buf channels, payloads;
     const struct notice *notice;
 
+    if (notifier->busy || link->state != DB_LINK_READY)
+        return;
+    pthread_mutex_lock(&notifier->lock);
+    bool is_due = notifier->due, is_early = clock_mono_ns() < notifier->next_round_ns;
+    if (is_due && !is_early) {
+        struct notice_set *empty = notifier->sent;
+        notifier->sent = notifier->waiting;
+        notifier->waiting = empty;
+        notifier->due = false;
+    }
+    pthread_mutex_unlock(&notifier->lock);
+    if (is_due && is_early)
+        loop_timer_start(link->loop, &notifier->window, notifier->next_round_ns, on_window);
+    if (!is_due || is_early || notifier->sent->map.count == 0)
+        return;
     buf_init(&channels);
     buf_init(&payloads);
-    db_array_begin(&channels);
-    db_array_begin(&payloads);
     STAILQ_FOREACH(notice, &notifier->sent->order, link) {
         db_array_put(&channels, notice->channel);
         db_array_put(&payloads, notice->payload);
@@ -146,23 +145,6 @@ static void send_round(struct db_notifier *notifier)
     buf_deinit(&payloads);
 }
 
-static void on_window(struct loop_timer *timer);
-
-/* Sends now, or as soon as the window allows; when the link is down or busy, its next event comes back
- * here. */
-static void send_when_due(struct db_notifier *notifier)
-{
-    pthread_mutex_lock(&notifier->lock);
-    bool due = notifier->due;
-    pthread_mutex_unlock(&notifier->lock);
-    if (!due || notifier->busy || notifier->link.state != DB_LINK_READY)
-        return;
-    if (clock_mono_ns() < notifier->next_round_ns)
-        loop_timer_start(notifier->link.loop, &notifier->window, notifier->next_round_ns, on_window);
-    else if (take_waiting(notifier))
-        send_round(notifier);
-}
-
 static void on_window(struct loop_timer *timer)
 {
     send_when_due(CONTAINER_OF(timer, struct db_notifier, window));
@@ -176,22 +158,18 @@ static void notifier_on_ready(struct db_link *link)
     db_link_sent(link, PQsendQuery(link->pg, setup_sql));
 }
 
-static void report(struct db_notifier *notifier, const PGresult *failure)
-{
-    if (failure && !notifier->refused)
-        log_warn("db_notify_refused", LOG_CSTR("database", notifier->link.parsed.name),
-                 LOG_CSTR("error", PQresultErrorField(failure, PG_DIAG_MESSAGE_PRIMARY)));
-    notifier->refused = failure != NULL;
-}
-
 static void notifier_on_input(struct db_link *link)
 {
     struct db_notifier *notifier = notifier_of(link);
 
     while (notifier->busy && !PQisBusy(link->pg)) {
         PGresult *result = PQgetResult(link->pg);
+        bool is_refused = result && db_result_is_failure(result);
+        if (is_refused && !notifier->refused)
+            log_warn("db_notify_refused", LOG_CSTR("database", link->parsed.name),
+                     LOG_CSTR("error", PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY)));
         if (result)
-            report(notifier, db_result_is_failure(result) ? result : NULL);
+            notifier->refused = is_refused;
         else
             notifier->busy = false;
         PQclear(result);
@@ -218,10 +196,11 @@ static void notifier_on_down(struct db_link *link)
     notices_clear(notifier->sent);
 }
 
-static const struct db_link_events notifier_events = {.role = "notifier",
-                                                      .on_ready = notifier_on_ready,
-                                                      .on_input = notifier_on_input,
-                                                      .on_down = notifier_on_down};
+static const struct db_link_kind notifier_kind = {.role = "notifier",
+                                                  .size = sizeof(struct db_notifier),
+                                                  .on_ready = notifier_on_ready,
+                                                  .on_input = notifier_on_input,
+                                                  .on_down = notifier_on_down};
 
 /* ---- from outside ---- */
 
@@ -263,75 +242,32 @@ void db_notify(struct db_notifier *notifier, struct str channel, struct str payl
         loop_post(notifier->link.loop, &notifier->message);
 }
 
-static struct db_notifier *notifier_create(struct loop *loop, const struct db_target *target,
-                                           int64_t window_us)
-{
-    struct db_notifier *notifier = memory_zalloc(sizeof *notifier);
-
-    if (db_link_init(&notifier->link, loop, target, &notifier_events, NULL) != STATUS_OK) {
-        free(notifier);
-        return NULL;
-    }
-    notifier->server = target->server;
-    notifier->users = 1;
-    notifier->window_ns = window_us * 1000;
-    notifier->message.on_message = on_message;
-    pthread_mutex_init(&notifier->lock, NULL);
-    notifier->sent = &notifier->sets[0];
-    notifier->waiting = &notifier->sets[1];
-    for (int i = 0; i < 2; i++)
-        STAILQ_INIT(&notifier->sets[i].order);
-    db_link_start(&notifier->link);
-    return notifier;
-}
-
 struct db_notifier *db_notifier_create(struct loop *loop, const struct db_target *target, int64_t window_us)
 {
-    struct db_server *server = target->server;
+    struct db_link *link = db_link_ref(loop, target, &notifier_kind);
+    struct db_notifier *notifier = link ? notifier_of(link) : NULL;
 
-    if (!server)
-        return notifier_create(loop, target, window_us);
-    pthread_mutex_lock(&server->lock);
-    struct db_notifier *notifier = server->notifiers;
-    while (notifier && notifier->link.loop != loop)
-        notifier = notifier->next;
-    if (notifier) {
-        notifier->users++;
-        if (window_us * 1000 < notifier->window_ns)
-            notifier->window_ns = window_us * 1000;
-    } else if ((notifier = notifier_create(loop, target, window_us))) {
-        notifier->next = server->notifiers;
-        server->notifiers = notifier;
+    if (!notifier)
+        return NULL;
+    if (!notifier->sent) { /* it is new */
+        notifier->window_ns = window_us * 1000;
+        notifier->message.on_message = on_message;
+        pthread_mutex_init(&notifier->lock, NULL);
+        notifier->sent = &notifier->sets[0];
+        notifier->waiting = &notifier->sets[1];
+        for (int i = 0; i < 2; i++)
+            STAILQ_INIT(&notifier->sets[i].order);
     }
-    pthread_mutex_unlock(&server->lock);
+    if (window_us * 1000 < notifier->window_ns)
+        notifier->window_ns = window_us * 1000;
     return notifier;
-}
-
-/* Was this its last user? Then the server does not have it any more. */
-static bool leave_server(struct db_notifier *notifier)
-{
-    struct db_server *server = notifier->server;
-
-    if (!server)
-        return true;
-    pthread_mutex_lock(&server->lock);
-    bool is_last = --notifier->users == 0;
-    struct db_notifier **at = &server->notifiers;
-    while (is_last && *at != notifier)
-        at = &(*at)->next;
-    if (is_last)
-        *at = notifier->next;
-    pthread_mutex_unlock(&server->lock);
-    return is_last;
 }
 
 void db_notifier_destroy(struct db_notifier *notifier)
 {
-    if (!notifier || !leave_server(notifier))
+    if (!notifier || !db_link_unref(&notifier->link))
         return;
     struct loop *loop = notifier->link.loop;
-    notifier->link.state = DB_LINK_WAITING;
-    db_link_deinit(&notifier->link);
     loop_timer_stop(loop, &notifier->window);
     pthread_mutex_lock(&notifier->lock);
     notifier->destroyed = true;

@@ -84,40 +84,32 @@ static bool send_bound(struct db_conn *conn, const struct db_statement *statemen
                                bound->formats, statement->binary_results);
 }
 
-static enum status check_open(struct db_conn *conn, struct error *error)
-{
-    enum status status = db_conn_check(conn, error);
-
-    if (status == STATUS_OK && !conn->in_pipeline)
-        status = error_set(error, STATUS_INTERNAL, "no pipeline was begun");
-    return status;
-}
-
-/* In place of a statement whose parameters cannot be sent: fails at the server, so that what was added before is not
- * committed by itself, and what follows is skipped. */
-static bool send_refused(struct db_conn *conn, const struct error *why)
-{
-    if (conn->pipeline_error.status == STATUS_OK)
-        conn->pipeline_error = *why;
-    queue_push(conn)->is_refused = true;
-    return PQsendQueryParams(conn->pg, "SELECT 'a parameter could not be sent'::int", 0, NULL, NULL, NULL,
-                             NULL, 0);
-}
-
 void db_pipeline_add(struct db_conn *conn, const struct db_statement *statement,
                      const struct db_param *params)
 {
     struct error error;
+    enum status status = db_conn_check(conn, &error);
+    bool sent;
 
-    if (check_open(conn, &error) != STATUS_OK) {
+    if (status == STATUS_OK && !conn->in_pipeline)
+        status = error_set(&error, STATUS_INTERNAL, "no pipeline was begun");
+    if (status != STATUS_OK) {
         stick(conn, &error);
         return;
     }
-    bool sent = db_bound_set(&conn->bound, statement, params, &error) == STATUS_OK
-                    ? send_bound(conn, statement)
-                    : send_refused(conn, &error);
+    if (db_bound_set(&conn->bound, statement, params, &error) == STATUS_OK) {
+        sent = send_bound(conn, statement);
+    } else {
+        /* In place of a statement whose parameters cannot be sent: fails at the server, so that what was added before is
+         * not committed by itself, and what follows is skipped. */
+        if (conn->pipeline_error.status == STATUS_OK)
+            conn->pipeline_error = error;
+        queue_push(conn)->is_refused = true;
+        sent = PQsendQueryParams(conn->pg, "SELECT 'a parameter could not be sent'::int", 0, NULL, NULL, NULL,
+                                 NULL, 0);
+    }
     if (!sent) {
-        (void)db_conn_unsendable(conn, &error);
+        (void)db_conn_lost(conn, &error);
         stick(conn, &error);
     }
 }
@@ -160,15 +152,6 @@ static enum status fetch_one(struct db_conn *conn, int64_t deadline_ns, PGresult
     return status;
 }
 
-/* What the server did not do: it has other statements than we thought. */
-static void note_undone(struct db_conn *conn, const struct db_queued *queued, int at)
-{
-    if (queued->drops && at == 0)
-        conn->prepared.stale = true;
-    else if (queued->prepares && at == queued->drops)
-        db_prepared_remove(&conn->prepared, queued->name);
-}
-
 /* A queued statement's results: those of what went before it are only checked. */
 static enum status fetch_queued(struct db_conn *conn, const struct db_queued *queued, int64_t deadline_ns,
                                 PGresult **result, struct error *error)
@@ -182,10 +165,11 @@ static enum status fetch_queued(struct db_conn *conn, const struct db_queued *qu
         first = first == STATUS_OK ? status : first;
         if (status == STATUS_OK && i == before)
             break;
-        if (status != STATUS_OK)
-            note_undone(conn, queued, i);
-        if (*result && db_result_is_stale(*result))
-            conn->prepared.stale = true;
+        /* What the server did not do: it has other statements than we thought. */
+        if (status != STATUS_OK && queued->prepares && i == queued->drops)
+            db_prepared_remove(&conn->prepared, queued->name);
+        conn->prepared.stale |=
+            (status != STATUS_OK && queued->drops && i == 0) || (*result && db_result_is_stale(*result));
         PQclear(*result);
         *result = NULL;
         if (!conn->pg)
@@ -249,7 +233,7 @@ enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db
     if (status != STATUS_OK)
         return status;
     if (!conn->in_pipeline || !PQpipelineSync(conn->pg))
-        return db_conn_unsendable(conn, error);
+        return db_conn_lost(conn, error);
     status = db_conn_flush(conn, deadline_ns, error);
     if (status == STATUS_OK)
         status = fetch_all(conn, deadline_ns, results, count, failed_at, error);
@@ -257,7 +241,7 @@ enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db
     if (conn->pg) {
         conn->in_pipeline = false;
         if (!PQexitPipelineMode(conn->pg)) /* gone right behind its answers: they are not to be trusted */
-            status = db_conn_unsendable(conn, error);
+            status = db_conn_lost(conn, error);
     }
     if (status != STATUS_OK) {
         drop_results(results, count);

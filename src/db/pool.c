@@ -41,7 +41,7 @@ enum breaker { BREAKER_CLOSED, BREAKER_OPEN, BREAKER_PROBING };
 
 struct db_pool {
     struct db_parsed parsed;
-    struct db_metrics metrics;
+    struct metric_series *used, *acquire_wait, *breaker_is_open;
     pthread_mutex_t lock;
     struct db_shelf *shelf;       /* of idle connections */
     unsigned slots_used;          /* connections that are in use or being opened */
@@ -56,8 +56,52 @@ struct db_pool {
     atomic_bool up, interrupted;
 };
 
+/* ---- metrics ---- */
+
+enum { CONNECTIONS, ACQUIRE_WAIT, ERRORS, BREAKER_IS_OPEN, FAMILIES };
+static struct metric_family families[FAMILIES] = {
+    [CONNECTIONS] = {"db_connections",
+                     "Open PostgreSQL connections by state.",
+                     METRIC_GAUGE,
+                     {"database", "state"}},
+    [ACQUIRE_WAIT] = {"db_acquire_wait_seconds",
+                      "Time to get a connection from the pool, in seconds.",
+                      METRIC_HISTOGRAM,
+                      {"database"}},
+    [ERRORS] = {"db_errors_total",
+                "Failed database calls by status.",
+                METRIC_COUNTER,
+                {"database", "status"}},
+    [BREAKER_IS_OPEN] = {"db_breaker_open",
+                         "1 while the circuit breaker is open: no connection attempts after failures.",
+                         METRIC_GAUGE,
+                         {"database"}},
+};
+
+static void register_families(void)
+{
+    for (int i = 0; i < FAMILIES; i++)
+        metrics_register(&families[i]);
+}
+
+struct metric_series *db_metric_connections(const char *database, const char *state)
+{
+    return metric_series_get(&families[CONNECTIONS], (struct str[]){str_from(database), str_from(state)});
+}
+
+enum status db_pool_count_error(const struct db_pool *pool, enum status status)
+{
+    struct str labels[] = {str_from(pool->parsed.name), str_from(status_name(status))};
+
+    metric_add(metric_series_get(&families[ERRORS], labels), 1);
+    return status;
+}
+
+/* ---- life ---- */
+
 enum status db_pool_create(const struct db_target *target, struct db_pool **out, struct error *error)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     struct db_pool *pool = memory_zalloc(sizeof *pool);
     enum status status = db_parsed_init(&pool->parsed, target, error);
 
@@ -66,7 +110,11 @@ enum status db_pool_create(const struct db_target *target, struct db_pool **out,
         free(pool);
         return status;
     }
-    db_metrics_init(&pool->metrics, pool->parsed.name);
+    pthread_once(&once, register_families);
+    struct str name = str_from(pool->parsed.name);
+    pool->used = db_metric_connections(pool->parsed.name, "used");
+    pool->acquire_wait = metric_series_get(&families[ACQUIRE_WAIT], &name);
+    pool->breaker_is_open = metric_series_get(&families[BREAKER_IS_OPEN], &name);
     pthread_mutex_init(&pool->lock, NULL);
     TAILQ_INIT(&pool->waiters);
     pool->shelf = db_shelf_ref(target->server, &pool->parsed);
@@ -81,7 +129,7 @@ void db_pool_destroy(struct db_pool *pool)
     if (!pool)
         return;
     db_shelf_unref(pool->shelf);
-    metric_set(pool->metrics.used, 0);
+    metric_set(pool->used, 0);
     pthread_mutex_destroy(&pool->lock);
     db_parsed_deinit(&pool->parsed);
     free(pool);
@@ -107,17 +155,7 @@ bool db_pool_is_interrupted(const struct db_pool *pool)
     return atomic_load_explicit(&pool->interrupted, memory_order_relaxed);
 }
 
-struct db_metrics *db_pool_metrics(struct db_pool *pool)
-{
-    return &pool->metrics;
-}
-
 /* ---- everything down to the next rule happens under the lock ---- */
-
-static void show_counts(struct db_pool *pool)
-{
-    metric_set(pool->metrics.used, pool->slots_used);
-}
 
 static bool has_long_room(const struct db_pool *pool)
 {
@@ -165,24 +203,13 @@ static void give_slot_back(struct db_pool *pool, bool was_long)
         grant(pool, next, GRANT_SLOT, NULL);
     else
         pool->slots_used--;
-    show_counts(pool);
+    metric_set(pool->used, pool->slots_used);
 }
 
 static void refuse_waiters(struct db_pool *pool)
 {
     while (!TAILQ_EMPTY(&pool->waiters))
         grant(pool, TAILQ_FIRST(&pool->waiters), GRANT_REFUSED, NULL);
-}
-
-/* May this caller open a connection now? Turns OPEN into PROBING for the first one after the wait. */
-static bool breaker_lets_through(struct db_pool *pool)
-{
-    if (pool->breaker == BREAKER_CLOSED)
-        return true;
-    if (pool->breaker == BREAKER_PROBING || clock_mono_ns() < pool->retry_at_ns)
-        return false;
-    pool->breaker = BREAKER_PROBING;
-    return true;
 }
 
 static void breaker_close(struct db_pool *pool)
@@ -193,7 +220,7 @@ static void breaker_close(struct db_pool *pool)
     pool->given_up = 0;
     backoff_reset(&pool->backoff);
     atomic_store_explicit(&pool->up, true, memory_order_relaxed);
-    metric_set(pool->metrics.breaker_open, 0);
+    metric_set(pool->breaker_is_open, 0);
 }
 
 static void breaker_open(struct db_pool *pool, const char *reason)
@@ -209,7 +236,7 @@ static void breaker_open(struct db_pool *pool, const char *reason)
     pool->retry_at_ns = clock_deadline_ms(wait_ms);
     str_copy(pool->reason, sizeof pool->reason, str_from(reason));
     atomic_store_explicit(&pool->up, false, memory_order_relaxed);
-    metric_set(pool->metrics.breaker_open, 1);
+    metric_set(pool->breaker_is_open, 1);
     refuse_waiters(pool);
 }
 
@@ -253,57 +280,17 @@ static enum grant take(struct db_pool *pool, bool is_long, int64_t deadline_ns, 
     }
     if (!room && pool->breaker == BREAKER_CLOSED)
         return wait_for_grant(pool, is_long, deadline_ns, conn);
-    if (!room || !breaker_lets_through(pool))
+    bool is_closed = pool->breaker == BREAKER_CLOSED;
+    if (!room || pool->breaker == BREAKER_PROBING || (!is_closed && clock_mono_ns() < pool->retry_at_ns))
         return GRANT_REFUSED;
+    if (!is_closed)
+        pool->breaker = BREAKER_PROBING; /* the first caller after the wait */
     pool->slots_used++;
     pool->long_used += is_long;
     return GRANT_SLOT;
 }
 
 /* ---- outside the lock ---- */
-
-static enum grant take_locked(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn)
-{
-    db_shelf_close_unused(pool->shelf);
-    pthread_mutex_lock(&pool->lock);
-    enum grant granted = take(pool, is_long, deadline_ns, conn);
-    show_counts(pool);
-    pthread_mutex_unlock(&pool->lock);
-    return granted;
-}
-
-/* Does a connect that took all of `given_ms` tell that the database is down? */
-static bool is_telling(struct db_pool *pool, int64_t given_ms)
-{
-    if (pool->breaker == BREAKER_PROBING || 2 * given_ms >= pool->parsed.connect_timeout_ms)
-        return true;
-    return given_ms >= TELLING_CONNECT_MS && ++pool->given_up >= GIVEN_UP_MAX;
-}
-
-/* With a slot in hand: one that comes back in a moment? */
-static bool take_returned(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn)
-{
-    *conn = db_shelf_open(pool->shelf, deadline_ns);
-    if (!*conn)
-        return false;
-    pthread_mutex_lock(&pool->lock);
-    if (pool->breaker == BREAKER_PROBING)
-        pool->breaker = BREAKER_OPEN; /* nothing was tried: the next caller may */
-    lend(pool, *conn, is_long);
-    pthread_mutex_unlock(&pool->lock);
-    return true;
-}
-
-/* A pool that opened none yet is up by one that another pool opened. */
-static void note_alive(struct db_pool *pool)
-{
-    if (db_pool_is_up(pool))
-        return;
-    pthread_mutex_lock(&pool->lock);
-    if (pool->breaker == BREAKER_CLOSED)
-        breaker_close(pool);
-    pthread_mutex_unlock(&pool->lock);
-}
 
 /* With a slot in hand: connects, and tells the breaker. */
 static enum status open_conn(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn,
@@ -312,22 +299,27 @@ static enum status open_conn(struct db_pool *pool, bool is_long, int64_t deadlin
     struct error own = {0};
     int64_t given_ms = clock_ms_left(deadline_ns);
     enum status status = db_conn_open(pool, &pool->parsed, deadline_ns, conn, &own);
-    db_shelf_opened(pool->shelf, status == STATUS_OK);
 
-    pthread_mutex_lock(&pool->lock);
-    if (status == STATUS_OK)
-        breaker_close(pool);
-    else if (status == STATUS_DB_DOWN || (status == STATUS_TIMEOUT && is_telling(pool, given_ms)))
-        breaker_open(pool, own.message);
-    if (status != STATUS_OK)
-        give_slot_back(pool, is_long);
-    pthread_mutex_unlock(&pool->lock);
+    db_shelf_opened(pool->shelf, status == STATUS_OK);
     if (status == STATUS_OK) {
+        pthread_mutex_lock(&pool->lock);
+        breaker_close(pool);
+        pthread_mutex_unlock(&pool->lock);
         (*conn)->is_long = is_long;
         db_shelf_lend(pool->shelf, *conn);
         return status;
     }
-    db_metrics_error(&pool->metrics, status);
+    pthread_mutex_lock(&pool->lock);
+    bool is_down = status == STATUS_DB_DOWN;
+    if (status ==
+        STATUS_TIMEOUT) /* does a connect that took all of the given time tell that the database is down? */
+        is_down = pool->breaker == BREAKER_PROBING || 2 * given_ms >= pool->parsed.connect_timeout_ms ||
+                  (given_ms >= TELLING_CONNECT_MS && ++pool->given_up >= GIVEN_UP_MAX);
+    if (is_down)
+        breaker_open(pool, own.message);
+    give_slot_back(pool, is_long);
+    pthread_mutex_unlock(&pool->lock);
+    db_pool_count_error(pool, status);
     return error_set(error, status, "%s: %s", pool->parsed.address, own.message);
 }
 
@@ -342,51 +334,56 @@ static void discard(struct db_pool *pool, struct db_conn *conn)
     pthread_mutex_unlock(&pool->lock);
 }
 
-static enum status refused(struct db_pool *pool, struct error *error)
+/* Takes, or opens; one that died while it was idle is discarded, and the next one taken. */
+static enum status try_acquire(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn,
+                               struct error *error)
 {
-    if (db_pool_is_interrupted(pool))
-        return error_set(error, STATUS_CANCELLED, "the process is stopping");
-    db_metrics_error(&pool->metrics, STATUS_DB_DOWN);
-    pthread_mutex_lock(&pool->lock);
-    error_set(error, STATUS_DB_DOWN, "not tried again yet: %s", pool->reason);
-    pthread_mutex_unlock(&pool->lock);
-    return STATUS_DB_DOWN;
+    for (;;) {
+        db_shelf_close_unused(pool->shelf);
+        pthread_mutex_lock(&pool->lock);
+        enum grant granted = take(pool, is_long, deadline_ns, conn);
+        metric_set(pool->used, pool->slots_used);
+        if (granted == GRANT_REFUSED && !db_pool_is_interrupted(pool))
+            error_set(error, STATUS_DB_DOWN, "not tried again yet: %s", pool->reason);
+        pthread_mutex_unlock(&pool->lock);
+        if (granted == GRANT_REFUSED && db_pool_is_interrupted(pool))
+            return error_set(error, STATUS_CANCELLED, "the process is stopping");
+        if (granted == GRANT_REFUSED)
+            return db_pool_count_error(pool, STATUS_DB_DOWN);
+        if (granted == GRANT_NONE) {
+            db_pool_count_error(pool, STATUS_TIMEOUT);
+            return error_set(error, STATUS_TIMEOUT, "no connection of %s became free in time",
+                             pool->parsed.name);
+        }
+        if (granted == GRANT_SLOT && !(*conn = db_shelf_open(pool->shelf, deadline_ns)))
+            return open_conn(pool, is_long, deadline_ns, conn, error);
+        bool is_alive = db_conn_is_alive(*conn), is_news = is_alive && !db_pool_is_up(pool);
+        if (granted == GRANT_SLOT || is_news) {
+            pthread_mutex_lock(&pool->lock);
+            if (granted == GRANT_SLOT && pool->breaker == BREAKER_PROBING)
+                pool->breaker =
+                    BREAKER_OPEN; /* one came back in a moment: nothing was tried, the next caller may */
+            if (granted == GRANT_SLOT)
+                lend(pool, *conn, is_long);
+            if (is_news && pool->breaker == BREAKER_CLOSED)
+                breaker_close(pool); /* a pool that opened none yet is up by one that another pool opened */
+            pthread_mutex_unlock(&pool->lock);
+        }
+        if (is_alive)
+            return STATUS_OK;
+        discard(pool, *conn);
+        *conn = NULL;
+    }
 }
 
 static enum status acquire(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn,
                            struct error *error)
 {
-    for (;;) {
-        switch (take_locked(pool, is_long, deadline_ns, conn)) {
-        case GRANT_SLOT:
-            if (!take_returned(pool, is_long, deadline_ns, conn))
-                return open_conn(pool, is_long, deadline_ns, conn, error);
-            /* fall through */
-        case GRANT_CONN:
-            if (db_conn_is_alive(*conn)) {
-                note_alive(pool);
-                return STATUS_OK;
-            }
-            discard(pool, *conn); /* it died while it was idle: take the next */
-            *conn = NULL;
-            break;
-        case GRANT_REFUSED: return refused(pool, error);
-        case GRANT_NONE:
-            db_metrics_error(&pool->metrics, STATUS_TIMEOUT);
-            return error_set(error, STATUS_TIMEOUT, "no connection of %s became free in time",
-                             pool->parsed.name);
-        }
-    }
-}
-
-static enum status acquire_measured(struct db_pool *pool, bool is_long, int64_t deadline_ns,
-                                    struct db_conn **conn, struct error *error)
-{
     int64_t begun_ns = clock_mono_ns();
 
     *conn = NULL;
-    enum status status = acquire(pool, is_long, deadline_ns, conn, error);
-    metric_observe(pool->metrics.acquire_wait, (double)(clock_mono_ns() - begun_ns) / 1e9);
+    enum status status = try_acquire(pool, is_long, deadline_ns, conn, error);
+    metric_observe(pool->acquire_wait, (double)(clock_mono_ns() - begun_ns) / 1e9);
     if (status == STATUS_OK)
         (*conn)->sqlstate[0] = '\0';
     else
@@ -396,13 +393,13 @@ static enum status acquire_measured(struct db_pool *pool, bool is_long, int64_t 
 
 enum status db_acquire(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn, struct error *error)
 {
-    return acquire_measured(pool, false, deadline_ns, conn, error);
+    return acquire(pool, false, deadline_ns, conn, error);
 }
 
 enum status db_acquire_long(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn,
                             struct error *error)
 {
-    return acquire_measured(pool, true, deadline_ns, conn, error);
+    return acquire(pool, true, deadline_ns, conn, error);
 }
 
 int64_t db_conn_opened_ns(const struct db_conn *conn)
@@ -432,6 +429,6 @@ void db_release(struct db_conn *conn)
         pool->slots_used--;
         db_shelf_put(pool->shelf, conn);
     }
-    show_counts(pool);
+    metric_set(pool->used, pool->slots_used);
     pthread_mutex_unlock(&pool->lock);
 }

@@ -24,55 +24,44 @@ enum status db_conn_command(struct db_conn *conn, const char *sql, int64_t deadl
     if (status != STATUS_OK)
         return status;
     if (!PQsendQuery(conn->pg, sql))
-        return db_conn_unsendable(conn, error);
+        return db_conn_lost(conn, error);
     status = db_conn_flush(conn, deadline_ns, error);
     return status == STATUS_OK ? db_conn_drain(conn, deadline_ns, error) : status;
 }
 
-/* What the server holds and what we think it holds differ, or it is too much: begin anew. */
-static enum status drop_stale(struct db_conn *conn, int64_t deadline_ns, struct error *error)
-{
-    if (!conn->prepared.stale)
-        return STATUS_OK;
-    enum status status = db_conn_command(conn, "DEALLOCATE ALL", deadline_ns, error);
-    if (status == STATUS_OK)
-        db_prepared_clear(&conn->prepared);
-    return status;
-}
-
-static enum status prepare(struct db_conn *conn, const struct db_statement *statement, const char *name,
-                           int64_t deadline_ns, struct error *error)
-{
-    Oid oids[DB_PARAMS_MAX];
-
-    db_type_oids(conn->bound.types, conn->bound.count, oids);
-    if (!PQsendPrepare(conn->pg, name, statement->text.ptr, (int)conn->bound.count, oids))
-        return db_conn_unsendable(conn, error);
-    enum status status = db_conn_flush(conn, deadline_ns, error);
-    return status == STATUS_OK ? db_conn_drain(conn, deadline_ns, error) : status;
-}
-
-static enum status send_bound(struct db_conn *conn, const struct db_statement *statement,
-                              const struct db_param *params, int64_t deadline_ns, struct error *error)
+/* Prepares it first where that is needed. */
+static enum status send_statement(struct db_conn *conn, const struct db_statement *statement,
+                                  const struct db_param *params, int64_t deadline_ns, struct error *error)
 {
     struct db_bound *bound = &conn->bound;
     char name[DB_PREPARED_NAME_BYTES];
+    Oid oids[DB_PARAMS_MAX];
     uint64_t hash;
-    enum status status = drop_stale(conn, deadline_ns, error);
+    enum status status = STATUS_OK;
 
+    if (conn->prepared.stale) { /* what the server holds and what we think it holds differ: begin anew */
+        status = db_conn_command(conn, "DEALLOCATE ALL", deadline_ns, error);
+        if (status == STATUS_OK)
+            db_prepared_clear(&conn->prepared);
+    }
     if (status == STATUS_OK)
         status = db_bound_set(bound, statement, params, error);
     if (status != STATUS_OK)
         return status;
     if (!db_bound_is_prepared(bound, &conn->prepared, statement, &hash, name)) {
-        status = prepare(conn, statement, name, deadline_ns, error);
+        db_type_oids(bound->types, bound->count, oids);
+        if (!PQsendPrepare(conn->pg, name, statement->text.ptr, (int)bound->count, oids))
+            return db_conn_lost(conn, error);
+        status = db_conn_flush(conn, deadline_ns, error);
+        if (status == STATUS_OK)
+            status = db_conn_drain(conn, deadline_ns, error);
         if (status != STATUS_OK)
             return status;
         db_prepared_add(&conn->prepared, bound->key, hash);
     }
     if (!PQsendQueryPrepared(conn->pg, name, (int)bound->count, bound->values, bound->lengths, bound->formats,
                              statement->binary_results))
-        return db_conn_unsendable(conn, error);
+        return db_conn_lost(conn, error);
     return STATUS_OK;
 }
 
@@ -86,7 +75,7 @@ enum status db_conn_start(struct db_conn *conn, const struct db_statement *state
         status = error_set(error, STATUS_INTERNAL, "a pipeline is open on this connection");
     for (int attempt = 0; status == STATUS_OK; attempt++) {
         bool may_retry = attempt == 0 && PQtransactionStatus(conn->pg) == PQTRANS_IDLE;
-        status = send_bound(conn, statement, params, deadline_ns, error);
+        status = send_statement(conn, statement, params, deadline_ns, error);
         if (status == STATUS_OK && row_by_row)
             PQsetSingleRowMode(conn->pg);
         if (status == STATUS_OK)
@@ -171,25 +160,6 @@ enum status db_pool_exec(struct db_pool *pool, const struct db_statement *statem
 
 /* ---- describe ---- */
 
-static void copy_columns(const PGresult *description, struct db_column *columns, unsigned *count)
-{
-    int fields = PQnfields(description);
-
-    *count = fields > DB_COLUMNS_MAX ? DB_COLUMNS_MAX : (unsigned)fields;
-    for (unsigned i = 0; i < *count; i++) {
-        str_copy(columns[i].name, sizeof columns[i].name, str_from(PQfname(description, (int)i)));
-        columns[i].type_oid = PQftype(description, (int)i);
-    }
-}
-
-static size_t error_position(const PGresult *result)
-{
-    const char *text = PQresultErrorField(result, PG_DIAG_STATEMENT_POSITION);
-    uint64_t position;
-
-    return text && str_to_u64(str_from(text), &position) ? (size_t)position : 0;
-}
-
 /* The answer to what was just sent, which has no rows: failed, or kept in *result. */
 static enum status take_answer(struct db_conn *conn, int64_t deadline_ns, PGresult **result, size_t *position,
                                struct error *error)
@@ -200,7 +170,9 @@ static enum status take_answer(struct db_conn *conn, int64_t deadline_ns, PGresu
     if (status == STATUS_OK)
         status = db_conn_result(conn, deadline_ns, result, error);
     if (status == STATUS_OK && *result && db_result_is_failure(*result)) {
-        *position = error_position(*result);
+        const char *text = PQresultErrorField(*result, PG_DIAG_STATEMENT_POSITION);
+        uint64_t number;
+        *position = text && str_to_u64(str_from(text), &number) ? (size_t)number : 0;
         status = db_conn_failure(conn, *result, error);
     }
     if (!conn->pg)
@@ -223,16 +195,19 @@ enum status db_describe(struct db_conn *conn, const struct db_statement *stateme
         return status;
     db_type_oids(statement->types, statement->param_count, oids);
     if (!PQsendPrepare(conn->pg, "", statement->text.ptr, (int)statement->param_count, oids))
-        return db_conn_unsendable(conn, error);
+        return db_conn_lost(conn, error);
     status = take_answer(conn, deadline_ns, &result, position, error);
     PQclear(result);
     if (status != STATUS_OK)
         return status;
     if (!PQsendDescribePrepared(conn->pg, ""))
-        return db_conn_unsendable(conn, error);
+        return db_conn_lost(conn, error);
     status = take_answer(conn, deadline_ns, &result, position, error);
-    if (status == STATUS_OK)
-        copy_columns(result, columns, column_count);
+    for (int i = 0; status == STATUS_OK && i < PQnfields(result) && i < DB_COLUMNS_MAX; i++) {
+        str_copy(columns[i].name, sizeof columns[i].name, str_from(PQfname(result, i)));
+        columns[i].type_oid = PQftype(result, i);
+        ++*column_count;
+    }
     PQclear(result);
     return status;
 }

@@ -5,7 +5,7 @@
  * one pool leaves connections that the next pool uses, and those that no pool needs are closed after a moment. Opening one
  * takes longer than most statements, so a caller first waits a moment for one that comes back: background work that
  * is due in many places at once shares a few connections. */
-#include "db/server.h"
+#include "db/link.h"
 
 #include <stdlib.h>
 
@@ -96,7 +96,7 @@ static struct db_shelf *shelf_create(struct db_server *server, const struct db_p
 
     shelf->server = server;
     shelf->options = str_dup(str_from(db_keyword_get(parsed, "options")));
-    shelf->gauge = db_metrics_idle(parsed->name);
+    shelf->gauge = db_metric_connections(parsed->name, "idle");
     shelf->idle_timeout_ms = parsed->idle_timeout_ms;
     shelf->refs = 1;
     pthread_mutex_init(&shelf->lock, NULL);
@@ -132,27 +132,22 @@ static void destroy_all(struct db_conn *conn)
     }
 }
 
-static bool release_ref(struct db_shelf *shelf)
+void db_shelf_unref(struct db_shelf *shelf)
 {
     struct db_server *server = shelf->server;
 
-    if (!server)
-        return true;
-    pthread_mutex_lock(&server->lock);
-    bool is_last = --shelf->refs == 0;
-    struct db_shelf **at = &server->shelves;
-    while (is_last && *at != shelf)
-        at = &(*at)->next;
-    if (is_last)
-        *at = shelf->next;
-    pthread_mutex_unlock(&server->lock);
-    return is_last;
-}
-
-void db_shelf_unref(struct db_shelf *shelf)
-{
-    if (!release_ref(shelf))
-        return;
+    if (server) {
+        pthread_mutex_lock(&server->lock);
+        bool is_last = --shelf->refs == 0;
+        struct db_shelf **at = &server->shelves;
+        while (is_last && *at != shelf)
+            at = &(*at)->next;
+        if (is_last)
+            *at = shelf->next;
+        pthread_mutex_unlock(&server->lock);
+        if (!is_last)
+            return;
+    }
     destroy_all(shelf->idle);
     metric_set(shelf->gauge, 0);
     pthread_cond_destroy(&shelf->returned);
@@ -225,22 +220,16 @@ void db_shelf_lend(struct db_shelf *shelf, struct db_conn *conn)
     pthread_mutex_unlock(&shelf->lock);
 }
 
-static void note_uncrashed(struct db_shelf *shelf, const struct db_conn *conn)
-{
-    if (conn->lent_ns < shelf->uncrashed_from_ns)
-        return;
-    bool overlaps = conn->opened_ns <= shelf->uncrashed_to_ns;
-    if (!overlaps || conn->opened_ns < shelf->uncrashed_from_ns)
-        shelf->uncrashed_from_ns = conn->opened_ns;
-    if (conn->lent_ns > shelf->uncrashed_to_ns)
-        shelf->uncrashed_to_ns = conn->lent_ns;
-}
-
 void db_shelf_put(struct db_shelf *shelf, struct db_conn *conn)
 {
     pthread_mutex_lock(&shelf->lock);
-    if (conn->answered)
-        note_uncrashed(shelf, conn);
+    if (conn->answered && conn->lent_ns >= shelf->uncrashed_from_ns) {
+        bool overlaps = conn->opened_ns <= shelf->uncrashed_to_ns;
+        if (!overlaps || conn->opened_ns < shelf->uncrashed_from_ns)
+            shelf->uncrashed_from_ns = conn->opened_ns;
+        if (conn->lent_ns > shelf->uncrashed_to_ns)
+            shelf->uncrashed_to_ns = conn->lent_ns;
+    }
     conn->idle_since_ns = clock_mono_ns();
     conn->next = shelf->idle;
     shelf->idle = conn;
@@ -250,11 +239,13 @@ void db_shelf_put(struct db_shelf *shelf, struct db_conn *conn)
 }
 
 /* The tail of the list from the first connection that was unused for too long. */
-static struct db_conn *cut_unused(struct db_shelf *shelf, int64_t now_ns)
+void db_shelf_close_unused(struct db_shelf *shelf)
 {
-    struct db_conn **at = &shelf->idle;
+    int64_t now_ns = clock_mono_ns();
     unsigned kept = 0;
 
+    pthread_mutex_lock(&shelf->lock);
+    struct db_conn **at = &shelf->idle;
     for (; *at; at = &(*at)->next, kept++) {
         int64_t unused_ms = (now_ns - (*at)->idle_since_ns) / CLOCK_NS_PER_MS;
         bool is_expired = shelf->idle_timeout_ms > 0 && unused_ms >= shelf->idle_timeout_ms;
@@ -266,13 +257,6 @@ static struct db_conn *cut_unused(struct db_shelf *shelf, int64_t now_ns)
     shelf->opened -= shelf->count - kept;
     shelf->count = kept;
     metric_set(shelf->gauge, kept);
-    return unused;
-}
-
-void db_shelf_close_unused(struct db_shelf *shelf)
-{
-    pthread_mutex_lock(&shelf->lock);
-    struct db_conn *unused = cut_unused(shelf, clock_mono_ns());
     pthread_mutex_unlock(&shelf->lock);
     destroy_all(unused);
 }

@@ -104,15 +104,6 @@ static bool continues_literal(struct scan *scan)
     return true;
 }
 
-static enum token take_escape_literal(struct scan *scan)
-{
-    do {
-        if (!skip_quoted(scan, '\'', true))
-            return bad(scan, "a string literal is not closed");
-    } while (continues_literal(scan));
-    return TOKEN_TEXT;
-}
-
 /* A keyword or identifier; B, N, U& and X before a quote need nothing special, E changes what a backslash
  * does. */
 static enum token take_word(struct scan *scan)
@@ -121,8 +112,12 @@ static enum token take_word(struct scan *scan)
 
     while (continues_word(peek(scan, 0)))
         scan->at++;
-    if (scan->at - scan->start == 1 && (first == 'e' || first == 'E') && peek(scan, 0) == '\'')
-        return take_escape_literal(scan);
+    if (scan->at - scan->start != 1 || (first != 'e' && first != 'E') || peek(scan, 0) != '\'')
+        return TOKEN_TEXT;
+    do {
+        if (!skip_quoted(scan, '\'', true))
+            return bad(scan, "a string literal is not closed");
+    } while (continues_literal(scan));
     return TOKEN_TEXT;
 }
 
@@ -231,37 +226,26 @@ static bool needs_space(const struct scan *scan)
     return scan->start > 0 && continues_word(scan->sql.ptr[scan->start - 1]);
 }
 
-/* The $n of `name`, a new one at its first use. 0: not in the table; over DB_PARAMS_MAX: too many. */
-static unsigned parameter_number(struct db_statement *statement, const struct db_name *names, struct str name)
-{
-    unsigned row = 0;
-
-    while (names[row].name && !str_eq(str_from(names[row].name), name))
-        row++;
-    if (!names[row].name)
-        return 0;
-    for (unsigned i = 0; i < statement->param_count; i++)
-        if (statement->names[i] == row)
-            return i + 1;
-    if (statement->param_count < DB_PARAMS_MAX) {
-        statement->names[statement->param_count] = row;
-        statement->types[statement->param_count++] = names[row].type;
-        return statement->param_count;
-    }
-    return DB_PARAMS_MAX + 1;
-}
-
+/* A new $n at the first use of its name. */
 static enum status put_parameter(const struct scan *scan, const struct db_name *names,
                                  struct db_statement *statement, struct buf *out, struct error *error)
 {
     struct str name = token_text(scan);
-    unsigned number = parameter_number(statement, names, str_of(name.ptr + 1, name.len - 1));
+    unsigned row = 0, at = 0;
 
-    if (number == 0)
+    while (names[row].name && !str_eq(str_from(names[row].name), str_of(name.ptr + 1, name.len - 1)))
+        row++;
+    if (!names[row].name)
         return error_set(error, STATUS_CONFIG, "unknown parameter %.*s", STR_ARG(str_utf8_cut(name, 64)));
-    if (number > DB_PARAMS_MAX)
+    while (at < statement->param_count && statement->names[at] != row)
+        at++;
+    if (at == DB_PARAMS_MAX)
         return error_set(error, STATUS_CONFIG, "more than %d parameters", DB_PARAMS_MAX);
-    buf_printf(out, "%s$%u", needs_space(scan) ? " " : "", number);
+    if (at == statement->param_count) {
+        statement->names[at] = row;
+        statement->types[statement->param_count++] = names[row].type;
+    }
+    buf_printf(out, "%s$%u", needs_space(scan) ? " " : "", at + 1);
     return STATUS_OK;
 }
 
@@ -290,40 +274,25 @@ static enum status compile(struct scan *scan, const struct db_name *names, struc
     return any ? STATUS_OK : error_set(error, STATUS_CONFIG, "there is no statement");
 }
 
-static enum status check_bytes(struct scan *scan, struct error *error)
-{
-    while (!at_end(scan)) {
-        size_t len = str_utf8_char(str_of(scan->sql.ptr + scan->at, scan->sql.len - scan->at));
-        scan->start = scan->at;
-        if (len == 0)
-            return error_set(error, STATUS_CONFIG, "not valid UTF-8");
-        if (peek(scan, 0) == '\0')
-            return error_set(error, STATUS_CONFIG, "a NUL byte");
-        scan->at += len;
-    }
-    return STATUS_OK;
-}
-
 enum status db_sql_compile(struct str sql, const struct db_name *names, struct arena *arena,
                            struct db_statement *statement, size_t *offset, struct error *error)
 {
-    struct scan bytes = {.sql = sql}, tokens = {.sql = sql};
+    struct scan scan = {.sql = sql};
     struct buf out;
 
     *statement = (struct db_statement){0};
-    *offset = 0;
-    enum status status = check_bytes(&bytes, error);
-    if (status != STATUS_OK) {
-        *offset = bytes.start;
-        return status;
+    for (size_t at = 0, len; at < sql.len; at += len) {
+        *offset = at;
+        len = str_utf8_char(str_of(sql.ptr + at, sql.len - at));
+        if (len == 0 || sql.ptr[at] == '\0')
+            return error_set(error, STATUS_CONFIG, len == 0 ? "not valid UTF-8" : "a NUL byte");
     }
     buf_init(&out);
-    status = compile(&tokens, names, statement, &out, error);
+    enum status status = compile(&scan, names, statement, &out, error);
+    *offset = status == STATUS_OK ? 0 : scan.start;
     if (status == STATUS_OK) {
         statement->text = arena_str(arena, buf_str(&out));
         db_statement_seal(statement);
-    } else {
-        *offset = tokens.start;
     }
     buf_deinit(&out);
     return status;
@@ -341,16 +310,6 @@ static size_t bytes_of_chars(struct str s, size_t count)
     return at;
 }
 
-/* How long the parameter that scan stands on came out in the compiled text, which continues with `text`. */
-static size_t parameter_len(const struct scan *scan, struct str text)
-{
-    size_t len = needs_space(scan) ? 2 : 1;
-
-    while (len < text.len && is_digit(text.ptr[len]))
-        len++;
-    return len;
-}
-
 size_t db_statement_offset(const struct db_statement *statement, struct str sql, size_t position)
 {
     struct scan scan = {.sql = sql};
@@ -363,7 +322,9 @@ size_t db_statement_offset(const struct db_statement *statement, struct str sql,
     /* Both differ in their parameters only: walk them side by side. */
     while ((token = next_token(&scan)) != TOKEN_END && token != TOKEN_BAD) {
         bool parameter = token == TOKEN_PARAMETER;
-        size_t len = parameter ? parameter_len(&scan, text) : scan.at - scan.start;
+        size_t len = parameter ? (size_t)1 + needs_space(&scan) : scan.at - scan.start;
+        while (parameter && len < text.len && is_digit(text.ptr[len]))
+            len++; /* $n, as it came out in the compiled text */
         if (left < len)
             return parameter ? scan.start : scan.start + left;
         if (len > text.len)

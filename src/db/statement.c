@@ -69,27 +69,6 @@ unsigned db_param_count(const struct db_statement *statement, const struct db_pa
     return count;
 }
 
-/* What the connection knows it by. The types belong to it: the same text with others is another statement. */
-static uint64_t key_of(const struct db_statement *statement, const struct db_bound *bound)
-{
-    uint64_t key = statement->id ? statement->id : (uint64_t)(uintptr_t)statement->text.ptr;
-
-    if (statement->has_types)
-        return key;
-    for (unsigned i = 0; i < bound->count; i++)
-        key = (key ^ bound->types[i]) * UINT64_C(0x9e3779b97f4a7c15);
-    return never_zero(key ^ key >> 32);
-}
-
-static enum status check_param(enum db_type type, struct str value, unsigned at, struct error *error)
-{
-    if (value.len > INT32_MAX)
-        return error_set(error, STATUS_DB_ERROR, "parameter $%u is over 2 GiB", at + 1);
-    if (value.len > 0 && !is_bytes(type) && memchr(value.ptr, '\0', value.len))
-        return error_set(error, STATUS_DB_ERROR, "parameter $%u holds a NUL byte", at + 1);
-    return STATUS_OK;
-}
-
 /* To the scratch, with its NUL. */
 static void put_value(struct buf *scratch, const struct db_param *param, bool is_number)
 {
@@ -118,9 +97,10 @@ enum status db_bound_set(struct db_bound *bound, const struct db_statement *stat
         const struct db_param *param = &params[i];
         enum db_type type = statement->has_types ? statement->types[i] : param->type;
         bool is_number = !statement->has_types && param->is_number;
-        enum status status = check_param(type, param->value, i, error);
-        if (status != STATUS_OK)
-            return status;
+        if (param->value.len > INT32_MAX)
+            return error_set(error, STATUS_DB_ERROR, "parameter $%u is over 2 GiB", i + 1);
+        if (param->value.len > 0 && !is_bytes(type) && memchr(param->value.ptr, '\0', param->value.len))
+            return error_set(error, STATUS_DB_ERROR, "parameter $%u holds a NUL byte", i + 1);
         size_t before = buf_len(&bound->scratch);
         bound->types[i] = type;
         bound->formats[i] = is_sent_in_place(type);
@@ -139,7 +119,11 @@ enum status db_bound_set(struct db_bound *bound, const struct db_statement *stat
         bound->values[i] = at;
         at += bound->lengths[i] + 1;
     }
-    bound->key = key_of(statement, bound);
+    /* What the connection knows it by. The types belong to it: the same text with others is another statement. */
+    uint64_t key = statement->id ? statement->id : (uint64_t)(uintptr_t)statement->text.ptr;
+    for (unsigned i = 0; i < bound->count && !statement->has_types; i++)
+        key = (key ^ bound->types[i]) * UINT64_C(0x9e3779b97f4a7c15);
+    bound->key = statement->has_types ? key : never_zero(key ^ key >> 32);
     return STATUS_OK;
 }
 
