@@ -33,13 +33,15 @@ enum status bus_postgres_create(const struct bus_postgres_config *config, struct
 /* ---- publishing in the caller's transaction ----
  * For any bus; on other drivers NOT_IMPLEMENTED. */
 
+/* Are bus_publish_and_commit() and bus_direct_ask() possible? Not before the topic's partitions are checked. */
+bool bus_shares_commits(const struct bus *bus, struct str topic);
+
 /* Published if and when the transaction commits. The partitions' rows stay locked until then, so call it late. Call bus_wake() after
  * the commit: otherwise the messages are found by polling only. */
 enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
                               size_t count, int64_t deadline_ns, struct error *error) MUST_CHECK;
 /* Publishes, commits and wakes the consumers in one round trip, together with what the caller has left in its pipeline. For one
  * message that a client waits for; several are better published apart from the commit. Fails as a commit does. */
-bool bus_publish_and_commit_is_possible(const struct bus *bus, struct str topic);
 enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct bus_message *message,
                                    int64_t deadline_ns, struct error *error) MUST_CHECK;
 
@@ -48,8 +50,6 @@ enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct
  * partitions of `topic`, each named once, until the end of its transaction. The question is one statement of the caller's open
  * pipeline. Granted: nothing was queued there and no member was handling it, so the caller's work follows everything published
  * before. Not granted: publish. The caller then commits by bus_direct_commit() or rolls back. */
-bool bus_direct_is_possible(const struct bus *bus,
-                            struct str topic); /* once the topic's partitions are checked */
 enum status bus_direct_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
                            const unsigned *partitions, size_t count, uint64_t *mark,
                            struct error *error) MUST_CHECK;

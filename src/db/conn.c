@@ -34,7 +34,8 @@ static void *run_cancel(void *arg)
 
 /* ---- life ---- */
 
-void db_conn_drop(struct db_conn *conn)
+/* Closes the socket where nothing can be running. The struct stays for its user. */
+static void drop_conn(struct db_conn *conn)
 {
     PQfinish(conn->pg);
     conn->pg = NULL;
@@ -52,7 +53,7 @@ void db_conn_abandon(struct db_conn *conn)
         atomic_fetch_sub(&cancels_running, 1);
         PQfreeCancel(cancel);
     }
-    db_conn_drop(conn);
+    drop_conn(conn);
 }
 
 void db_conn_destroy(struct db_conn *conn)
@@ -104,7 +105,7 @@ enum status db_conn_lost(struct db_conn *conn, struct error *error)
 {
     enum status status = db_connect_failed(conn->pg, error);
 
-    db_conn_drop(conn);
+    drop_conn(conn);
     return db_pool_count_error(conn->pool, status);
 }
 
@@ -184,7 +185,7 @@ enum status db_conn_failure(struct db_conn *conn, const PGresult *result, struct
             status = sqlstates[i].status;
     if (PQstatus(conn->pg) != CONNECTION_OK || status == STATUS_DB_DOWN) {
         status = STATUS_DB_DOWN;
-        db_conn_drop(conn);
+        drop_conn(conn);
     }
     error_set(error, status, "%s (SQLSTATE %s)", message, conn->sqlstate);
     return strncmp(state, DB_SIGNAL_CLASS, 2) == 0 ? status : db_pool_count_error(conn->pool, status);

@@ -55,8 +55,7 @@ struct db_pool;
  * password). */
 enum status db_pool_create(const struct db_target *target, struct db_pool **pool,
                            struct error *error) MUST_CHECK;
-void db_pool_destroy(struct db_pool *pool); /* every connection must have been released */
-const char *db_pool_name(const struct db_pool *pool);
+void db_pool_destroy(struct db_pool *pool);     /* every connection must have been released */
 bool db_pool_is_up(const struct db_pool *pool); /* any thread: did the last attempt succeed? */
 /* Any thread: the process is stopping. Statements under way are given up within a moment and every later call
  * answers CANCELLED, so that a stop never waits for a query's own deadline. */
@@ -213,15 +212,12 @@ bool db_result_is_null(const struct db_result *result, size_t row, unsigned colu
 struct str db_result_str(const struct db_result *result, size_t row,
                          unsigned column); /* valid till freed; NUL-terminated */
 int64_t db_result_i64(const struct db_result *result, size_t row, unsigned column); /* 0 for NULL */
+/* The first column called `name` and its type; false when there is none. */
+bool db_result_find(const struct db_result *result, const char *name, unsigned *column, uint32_t *type_oid);
 
 /* Row by row: memory does not grow with the result. `on_row` returns false to stop early: the statement is
  * then cancelled, its connection closed, and db_stream() answers CANCELLED. */
-struct db_row; /* borrowed inside on_row */
-struct str db_row_str(const struct db_row *row, unsigned column);
-bool db_row_is_null(const struct db_row *row, unsigned column);
-/* The first column called `name` and its type; false when there is none. */
-bool db_row_find(const struct db_row *row, const char *name, unsigned *column, uint32_t *type_oid);
-typedef bool db_row_fn(void *context, const struct db_row *row);
+typedef bool db_row_fn(void *context, const struct db_result *row); /* a result of one row, borrowed */
 enum status db_stream(struct db_conn *conn, const struct db_statement *statement,
                       const struct db_param *params, int64_t deadline_ns, db_row_fn *on_row, void *context,
                       struct error *error) MUST_CHECK;

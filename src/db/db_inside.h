@@ -74,7 +74,6 @@ struct db_prepared {
     unsigned count;
     bool stale; /* the server's and our idea differ: drop all before the next use */
 };
-uint64_t db_prepared_find(const struct db_prepared *prepared, uint64_t key); /* its name, 0 = none */
 void db_prepared_add(struct db_prepared *prepared, uint64_t key, uint64_t name);
 void db_prepared_remove(struct db_prepared *prepared, uint64_t name); /* and all keys of it */
 void db_prepared_clear(struct db_prepared *prepared);
@@ -133,7 +132,6 @@ enum status db_conn_open(struct db_pool *pool, const struct db_parsed *parsed, i
 void db_conn_destroy(struct db_conn *conn);
 /* Closes the socket now, and asks the server to cancel what runs there. The struct stays for its user. */
 void db_conn_abandon(struct db_conn *conn);
-void db_conn_drop(struct db_conn *conn);           /* the same where nothing can be running */
 bool db_conn_is_alive(struct db_conn *conn);       /* no round trip: has the peer hung up? */
 bool db_conn_is_clean(const struct db_conn *conn); /* idle, outside a transaction and a pipeline */
 enum status db_conn_check(struct db_conn *conn,
@@ -159,12 +157,6 @@ bool db_result_is_stale(const PGresult *result);
  * nothing. */
 enum status db_conn_command(struct db_conn *conn, const char *sql, int64_t deadline_ns,
                             struct error *error) MUST_CHECK;
-/* Prepares where needed and sends; results are then for the caller to fetch. *first is the first of them, so
- * that a stale prepared statement has been seen and dealt with (once, and only outside a transaction). */
-enum status db_conn_start(struct db_conn *conn, const struct db_statement *statement,
-                          const struct db_param *params, bool row_by_row, int64_t deadline_ns,
-                          PGresult **first, struct error *error) MUST_CHECK;
-
 bool db_thread_start(void *(*run)(void *arg), void *arg); /* detached; signals are for others */
 
 /* ---- server.c: what pools, listeners and notifiers of one server share; NULL = nothing is shared ---- */

@@ -59,23 +59,17 @@ struct db_pool {
 /* ---- metrics ---- */
 
 enum { CONNECTIONS, ACQUIRE_WAIT, ERRORS, BREAKER_IS_OPEN, FAMILIES };
+#define BY_DATABASE .labels[0] = "database"
 static struct metric_family families[FAMILIES] = {
-    [CONNECTIONS] = {"db_connections",
-                     "Open PostgreSQL connections by state.",
-                     METRIC_GAUGE,
-                     {"database", "state"}},
-    [ACQUIRE_WAIT] = {"db_acquire_wait_seconds",
-                      "Time to get a connection from the pool, in seconds.",
-                      METRIC_HISTOGRAM,
-                      {"database"}},
-    [ERRORS] = {"db_errors_total",
-                "Failed database calls by status.",
-                METRIC_COUNTER,
-                {"database", "status"}},
+    [CONNECTIONS] = {"db_connections", "Open PostgreSQL connections by state.", METRIC_GAUGE, BY_DATABASE,
+                     .labels[1] = "state"},
+    [ACQUIRE_WAIT] = {"db_acquire_wait_seconds", "Time to get a connection from the pool, in seconds.",
+                      METRIC_HISTOGRAM, BY_DATABASE},
+    [ERRORS] = {"db_errors_total", "Failed database calls by status.", METRIC_COUNTER, BY_DATABASE,
+                .labels[1] = "status"},
     [BREAKER_IS_OPEN] = {"db_breaker_open",
                          "1 while the circuit breaker is open: no connection attempts after failures.",
-                         METRIC_GAUGE,
-                         {"database"}},
+                         METRIC_GAUGE, BY_DATABASE},
 };
 
 static void register_families(void)
@@ -133,11 +127,6 @@ void db_pool_destroy(struct db_pool *pool)
     pthread_mutex_destroy(&pool->lock);
     db_parsed_deinit(&pool->parsed);
     free(pool);
-}
-
-const char *db_pool_name(const struct db_pool *pool)
-{
-    return pool->parsed.name;
 }
 
 const char *db_pool_address(const struct db_pool *pool)
@@ -311,8 +300,8 @@ static enum status open_conn(struct db_pool *pool, bool is_long, int64_t deadlin
     }
     pthread_mutex_lock(&pool->lock);
     bool is_down = status == STATUS_DB_DOWN;
-    if (status ==
-        STATUS_TIMEOUT) /* does a connect that took all of the given time tell that the database is down? */
+    /* Does a connect that took all of its time tell that the database is down? */
+    if (status == STATUS_TIMEOUT)
         is_down = pool->breaker == BREAKER_PROBING || 2 * given_ms >= pool->parsed.connect_timeout_ms ||
                   (given_ms >= TELLING_CONNECT_MS && ++pool->given_up >= GIVEN_UP_MAX);
     if (is_down)

@@ -5,11 +5,6 @@
 #include "db/db_inside.h"
 
 /* A db_result is libpq's, under our name: no wrapper to allocate, and nobody else sees libpq. */
-static struct db_result *wrap(PGresult *result)
-{
-    return (struct db_result *)result;
-}
-
 static const PGresult *unwrap(const struct db_result *result)
 {
     return (const PGresult *)result;
@@ -65,9 +60,11 @@ static enum status send_statement(struct db_conn *conn, const struct db_statemen
     return STATUS_OK;
 }
 
-enum status db_conn_start(struct db_conn *conn, const struct db_statement *statement,
-                          const struct db_param *params, bool row_by_row, int64_t deadline_ns,
-                          PGresult **first, struct error *error)
+/* *first is the first result, so that a stale prepared statement has been seen and dealt with (once, and only outside a
+ * transaction); the others are for the caller to fetch. */
+static enum status start_statement(struct db_conn *conn, const struct db_statement *statement,
+                                   const struct db_param *params, bool row_by_row, int64_t deadline_ns,
+                                   PGresult **first, struct error *error)
 {
     enum status status = db_conn_check(conn, error);
 
@@ -99,7 +96,7 @@ enum status db_query(struct db_conn *conn, const struct db_statement *statement,
                      struct error *error)
 {
     PGresult *first = NULL;
-    enum status status = db_conn_start(conn, statement, params, false, deadline_ns, &first, error);
+    enum status status = start_statement(conn, statement, params, false, deadline_ns, &first, error);
 
     *result = NULL;
     if (status != STATUS_OK)
@@ -112,7 +109,7 @@ enum status db_query(struct db_conn *conn, const struct db_statement *statement,
         status = status == STATUS_OK ? drained : status;
     }
     if (status == STATUS_OK)
-        *result = wrap(first);
+        *result = (struct db_result *)first;
     else
         PQclear(first);
     return status;
@@ -248,48 +245,34 @@ int64_t db_result_i64(const struct db_result *result, size_t row, unsigned colum
     return str_to_i64(db_result_str(result, row, column), &value) ? value : 0;
 }
 
+bool db_result_find(const struct db_result *result, const char *name, unsigned *column, uint32_t *type_oid)
+{
+    for (int i = 0; i < PQnfields(unwrap(result)); i++)
+        if (strcmp(PQfname(unwrap(result), i), name) == 0) {
+            *column = (unsigned)i;
+            *type_oid = PQftype(unwrap(result), i);
+            return true;
+        }
+    return false;
+}
+
 /* ---- row by row: a result of any size through memory of one row ----
  * libpq's single-row mode. Measured on 1,000,000 rows (112 MB, key and jsonb; 2 cores, PostgreSQL 15):
  * 1.0–1.1 s, of which 0.28 s is our CPU, beside 1.0–1.15 s for psql's COPY of the same query. A cursor with
  * two FETCHes of 2,000 in flight takes 0.95 s, but needs a transaction, forbids parallel plans and takes
  * SELECT only: not worth it. */
 
-struct db_row {
-    const PGresult *result;
-};
-
-struct str db_row_str(const struct db_row *row, unsigned column)
-{
-    return str_of(PQgetvalue(row->result, 0, (int)column), (size_t)PQgetlength(row->result, 0, (int)column));
-}
-
-bool db_row_is_null(const struct db_row *row, unsigned column)
-{
-    return PQgetisnull(row->result, 0, (int)column);
-}
-
-bool db_row_find(const struct db_row *row, const char *name, unsigned *column, uint32_t *type_oid)
-{
-    for (int i = 0; i < PQnfields(row->result); i++)
-        if (strcmp(PQfname(row->result, i), name) == 0) {
-            *column = (unsigned)i;
-            *type_oid = PQftype(row->result, i);
-            return true;
-        }
-    return false;
-}
-
 enum status db_stream(struct db_conn *conn, const struct db_statement *statement,
                       const struct db_param *params, int64_t deadline_ns, db_row_fn *on_row, void *context,
                       struct error *error)
 {
     PGresult *result = NULL;
-    enum status status = db_conn_start(conn, statement, params, true, deadline_ns, &result, error);
+    enum status status = start_statement(conn, statement, params, true, deadline_ns, &result, error);
 
     while (status == STATUS_OK && result) {
         bool more = true;
         if (PQresultStatus(result) == PGRES_SINGLE_TUPLE)
-            more = on_row(context, &(struct db_row){result});
+            more = on_row(context, (struct db_result *)result);
         else if (db_result_is_failure(result))
             status = db_conn_failure(conn, result, error);
         PQclear(result);

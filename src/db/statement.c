@@ -127,18 +127,32 @@ enum status db_bound_set(struct db_bound *bound, const struct db_statement *stat
     return STATUS_OK;
 }
 
+static unsigned slot_of(const struct db_prepared *prepared, uint64_t key)
+{
+    unsigned slot = (unsigned)(key % (2 * DB_PREPARED_MAX));
+
+    while (prepared->slots[slot].key != 0 && prepared->slots[slot].key != key)
+        slot = (slot + 1) % (2 * DB_PREPARED_MAX);
+    return slot;
+}
+
+static uint64_t find_prepared(const struct db_prepared *prepared, uint64_t key)
+{
+    return prepared->slots[slot_of(prepared, key)].name;
+}
+
 bool db_bound_is_prepared(const struct db_bound *bound, struct db_prepared *prepared,
                           const struct db_statement *statement, uint64_t *hash,
                           char name[DB_PREPARED_NAME_BYTES])
 {
-    *hash = db_prepared_find(prepared, bound->key);
+    *hash = find_prepared(prepared, bound->key);
     bool is_prepared = *hash != 0;
     if (!is_prepared) {
         *hash = statement->has_types
                     ? statement->id
                     : hash_with_types(statement->id ? statement->id : hash_content(statement->text),
                                       bound->types, bound->count);
-        is_prepared = db_prepared_find(prepared, *hash) != 0; /* the same text stands elsewhere too */
+        is_prepared = find_prepared(prepared, *hash) != 0; /* the same text stands elsewhere too */
         if (is_prepared)
             db_prepared_add(prepared, bound->key, *hash);
     }
@@ -232,20 +246,6 @@ void db_bytes_array_put(struct buf *out, struct str element)
 }
 
 /* ---- what a connection has prepared ---- */
-
-static unsigned slot_of(const struct db_prepared *prepared, uint64_t key)
-{
-    unsigned slot = (unsigned)(key % (2 * DB_PREPARED_MAX));
-
-    while (prepared->slots[slot].key != 0 && prepared->slots[slot].key != key)
-        slot = (slot + 1) % (2 * DB_PREPARED_MAX);
-    return slot;
-}
-
-uint64_t db_prepared_find(const struct db_prepared *prepared, uint64_t key)
-{
-    return prepared->slots[slot_of(prepared, key)].name;
-}
 
 static void put_slot(struct db_prepared *prepared, uint64_t key, uint64_t name)
 {

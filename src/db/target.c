@@ -55,34 +55,38 @@ static const char ignored_names[] =
     "prepareThreshold preparedStatementCacheQueries preparedStatementCacheSizeMiB defaultRowFetchSize"
     " reWriteBatchedInserts binaryTransfer stringtype logUnclosedConnections";
 
-static bool set_keyword_named(struct db_parsed *parsed, const char *keyword, struct str value)
+static bool set_schema(struct db_parsed *parsed, struct str value)
 {
-    set_keyword(parsed, keyword, value);
-    return true;
-}
-
-static bool set_schema(struct db_parsed *parsed, const char *keyword, struct str value)
-{
-    (void)keyword;
     parsed->schema = arena_str(&parsed->arena, value).ptr;
     return true;
 }
 
-/* pgjdbc: present without a value means true, and ssl=true what verify-full does. */
-static bool set_flag(struct db_parsed *parsed, const char *keyword, struct str value)
+/* pgjdbc: present without a value means true. */
+static bool read_flag(struct str value, bool *is_on)
 {
-    bool is_on = value.len == 0 || str_eq(value, STR("true")) || str_eq(value, STR("1"));
-
-    if (!is_on && !str_eq(value, STR("false")) && !str_eq(value, STR("0")))
-        return false;
-    if (strcmp(keyword, "keepalives") == 0)
-        set_keyword(parsed, keyword, is_on ? STR("1") : STR("0"));
-    else if (!db_keyword_get(parsed, keyword))
-        set_keyword(parsed, keyword, is_on ? STR("verify-full") : STR("disable"));
-    return true;
+    *is_on = value.len == 0 || str_eq(value, STR("true")) || str_eq(value, STR("1"));
+    return *is_on || str_eq(value, STR("false")) || str_eq(value, STR("0"));
 }
 
-static bool set_server_type(struct db_parsed *parsed, const char *keyword, struct str value)
+static bool set_keepalive(struct db_parsed *parsed, struct str value)
+{
+    bool is_on, is_valid = read_flag(value, &is_on);
+
+    if (is_valid)
+        set_keyword(parsed, "keepalives", is_on ? STR("1") : STR("0"));
+    return is_valid;
+}
+
+static bool set_ssl(struct db_parsed *parsed, struct str value)
+{
+    bool is_on, is_valid = read_flag(value, &is_on);
+
+    if (is_valid && !db_keyword_get(parsed, "sslmode")) /* what pgjdbc means by ssl=true */
+        set_keyword(parsed, "sslmode", is_on ? STR("verify-full") : STR("disable"));
+    return is_valid;
+}
+
+static bool set_server_type(struct db_parsed *parsed, struct str value)
 {
     static const char *const types[][2] = {
         {"primary", "read-write"}, {"master", "read-write"}, {"secondary", "standby"},
@@ -92,24 +96,23 @@ static bool set_server_type(struct db_parsed *parsed, const char *keyword, struc
     while (types[i][0] && !str_eq(value, str_from(types[i][0])))
         i++;
     if (types[i][0])
-        set_keyword(parsed, keyword, str_from(types[i][1]));
+        set_keyword(parsed, "target_session_attrs", str_from(types[i][1]));
     return types[i][0] != NULL;
 }
 
 /* The hosts are tried one by one, so "prefer" cannot be kept. */
-static bool set_session_attrs(struct db_parsed *parsed, const char *keyword, struct str value)
+static bool set_session_attrs(struct db_parsed *parsed, struct str value)
 {
     bool is_known = has_word("any read-write read-only primary standby", value);
 
     if (is_known)
-        set_keyword(parsed, keyword, value);
+        set_keyword(parsed, "target_session_attrs", value);
     return is_known;
 }
 
 /* ?host=/run/postgresql replaces the URL's own host part, which is empty then. */
-static bool set_host(struct db_parsed *parsed, const char *keyword, struct str value)
+static bool set_host(struct db_parsed *parsed, struct str value)
 {
-    (void)keyword;
     if (parsed->host_count > 1 || value.len == 0 || value.len > 255 || memchr(value.ptr, ',', value.len))
         return false;
     if (parsed->host_count == 0)
@@ -118,11 +121,10 @@ static bool set_host(struct db_parsed *parsed, const char *keyword, struct str v
     return true;
 }
 
-static bool set_port(struct db_parsed *parsed, const char *keyword, struct str value)
+static bool set_port(struct db_parsed *parsed, struct str value)
 {
     uint64_t number;
 
-    (void)keyword;
     if (!str_to_u64(value, &number) || number == 0 || number > 65535)
         return false;
     if (parsed->host_count == 0)
@@ -132,11 +134,10 @@ static bool set_port(struct db_parsed *parsed, const char *keyword, struct str v
     return true;
 }
 
-static bool set_connect_timeout(struct db_parsed *parsed, const char *keyword, struct str value)
+static bool set_connect_timeout(struct db_parsed *parsed, struct str value)
 {
     uint64_t seconds;
 
-    (void)keyword;
     if (!str_to_u64(value, &seconds) || seconds == 0 || seconds > 3600)
         return false;
     parsed->connect_timeout_ms = (int64_t)seconds * 1000;
@@ -145,27 +146,30 @@ static bool set_connect_timeout(struct db_parsed *parsed, const char *keyword, s
 
 static const struct {
     const char *name;
-    bool (*set)(struct db_parsed *parsed, const char *keyword, struct str value);
-    const char *keyword, *wanted;
+    bool (*set)(struct db_parsed *parsed, struct str value);
+    const char *wanted;
 } parameters[] = {
-    {"channelBinding", set_keyword_named, "channel_binding", NULL},
-    {"gssEncMode", set_keyword_named, "gssencmode", NULL},
-    {"ApplicationName", set_keyword_named, "application_name", NULL},
-    {"currentSchema", set_schema, NULL, NULL},
-    {"ssl", set_flag, "sslmode", "true or false"},
-    {"tcpKeepAlive", set_flag, "keepalives", "true or false"},
-    {"targetServerType", set_server_type, "target_session_attrs", "any, primary or secondary"},
-    {"target_session_attrs", set_session_attrs, "target_session_attrs",
-     "any, read-write, read-only, primary or standby"},
-    {"host", set_host, NULL, "a single host or directory"},
-    {"port", set_port, NULL, "a number from 1 to 65535"},
-    {"connect_timeout", set_connect_timeout, NULL, "a number of seconds from 1 to 3600"},
-    {"connectTimeout", set_connect_timeout, NULL, "a number of seconds from 1 to 3600"},
+    {"currentSchema", set_schema, NULL},
+    {"ssl", set_ssl, "true or false"},
+    {"tcpKeepAlive", set_keepalive, "true or false"},
+    {"targetServerType", set_server_type, "any, primary or secondary"},
+    {"target_session_attrs", set_session_attrs, "any, read-write, read-only, primary or standby"},
+    {"host", set_host, "a single host or directory"},
+    {"port", set_port, "a number from 1 to 65535"},
+    {"connect_timeout", set_connect_timeout, "a number of seconds from 1 to 3600"},
+    {"connectTimeout", set_connect_timeout, "a number of seconds from 1 to 3600"},
 };
 
 static enum status set_parameter(struct db_parsed *parsed, struct str name, struct str value,
                                  struct error *error)
 {
+    static const char *const aliases[][2] = {{"channelBinding", "channel_binding"},
+                                             {"gssEncMode", "gssencmode"},
+                                             {"ApplicationName", "application_name"}};
+
+    for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++)
+        if (str_eq(name, str_from(aliases[i][0])))
+            name = str_from(aliases[i][1]);
     if (has_word(libpq_names, name)) {
         set_keyword(parsed, arena_str(&parsed->arena, name).ptr, value);
         return STATUS_OK;
@@ -175,7 +179,7 @@ static enum status set_parameter(struct db_parsed *parsed, struct str name, stru
     for (size_t i = 0; i < sizeof parameters / sizeof parameters[0]; i++) {
         if (!str_eq(name, str_from(parameters[i].name)))
             continue;
-        if (parameters[i].set(parsed, parameters[i].keyword, value))
+        if (parameters[i].set(parsed, value))
             return STATUS_OK;
         return error_set(error, STATUS_CONFIG, "parameter %s of the database URL must be %s",
                          parameters[i].name, parameters[i].wanted);

@@ -257,24 +257,6 @@ static const struct db_statement local_sql =
                  " set_config('enable_memoize', 'off', true)");
 
 /* BEGIN, local settings, [settle,] [claim,] COMMIT */
-static enum status run_exchange(struct outbox_claim *claim, struct db_conn *conn, bool claims,
-                                int64_t deadline_ns, struct db_result **results, struct error *error)
-{
-    size_t count = 3 + (size_t)(claim->count > 0) + (size_t)claims;
-    db_pipeline_begin(conn);
-    db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
-    db_pipeline_add(conn, &local_sql, DB_NO_PARAMS);
-    if (claim->count > 0)
-        add_settle(claim, conn);
-    if (claims)
-        add_claim(claim, conn);
-    db_pipeline_add(conn, &commit_sql, DB_NO_PARAMS);
-    enum status status = db_pipeline_end(conn, deadline_ns, results, count, NULL, error);
-    if (status != STATUS_OK)
-        db_rollback(conn);
-    return status;
-}
-
 enum status outbox_claim_exchange(struct outbox_claim *claim, struct db_conn *conn, bool claims,
                                   int64_t deadline_ns, struct error *error)
 {
@@ -292,9 +274,20 @@ enum status outbox_claim_exchange(struct outbox_claim *claim, struct db_conn *co
     }
     if (!settles && !claims)
         return STATUS_OK;
-    enum status status = run_exchange(claim, conn, claims, deadline_ns, results, error);
-    if (status != STATUS_OK)
+    db_pipeline_begin(conn);
+    db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
+    db_pipeline_add(conn, &local_sql, DB_NO_PARAMS);
+    if (settles)
+        add_settle(claim, conn);
+    if (claims)
+        add_claim(claim, conn);
+    db_pipeline_add(conn, &commit_sql, DB_NO_PARAMS);
+    size_t count = 3 + (size_t)settles + (size_t)claims;
+    enum status status = db_pipeline_end(conn, deadline_ns, results, count, NULL, error);
+    if (status != STATUS_OK) {
+        db_rollback(conn);
         return status;
+    }
     if (settles) {
         claim->settled = db_result_rows(results[AT_SETTLE]);
         outbox_report_settled(claim->table, results[AT_SETTLE]);

@@ -221,21 +221,6 @@ static int64_t outbox_extend_lease(struct task *task, void *context)
 
 /* ---- upkeep: any number of processes at the same time ---- */
 
-static enum status measure_pending(struct outbox *outbox, struct db_conn *conn, struct error *error)
-{
-    struct db_result *rows = NULL;
-    int64_t began_ns = clock_mono_ns();
-    if (began_ns < outbox->measure_ns)
-        return STATUS_OK;
-    enum status status = db_query(conn, &outbox->sql.gauge, NULL, clock_deadline_ms(UPKEEP_MS), &rows, error);
-    int64_t ended_ns = clock_mono_ns();
-    outbox->measure_ns = ended_ns + MEASURE_SHARE * (ended_ns - began_ns);
-    if (status == STATUS_OK)
-        outbox_gauges_set(&outbox->gauges, outbox->config.table->module, rows);
-    db_result_free(rows);
-    return status;
-}
-
 static enum status delete_published(struct outbox *outbox, struct db_conn *conn, struct error *error)
 {
     int64_t deleted = CLEANUP_ROWS, total = 0, now_ns = clock_mono_ns();
@@ -265,9 +250,17 @@ static int64_t outbox_upkeep(struct task *task, void *context)
     struct error error = {0};
     struct db_conn *conn = NULL;
     (void)task;
+    struct db_result *rows = NULL;
     enum status status = db_acquire(outbox->upkeep_pool, clock_deadline_ms(UPKEEP_MS), &conn, &error);
-    if (status == STATUS_OK)
-        status = measure_pending(outbox, conn, &error);
+    int64_t began_ns = clock_mono_ns();
+    if (status == STATUS_OK && began_ns >= outbox->measure_ns) {
+        status = db_query(conn, &outbox->sql.gauge, NULL, clock_deadline_ms(UPKEEP_MS), &rows, &error);
+        int64_t ended_ns = clock_mono_ns();
+        outbox->measure_ns = ended_ns + MEASURE_SHARE * (ended_ns - began_ns);
+    }
+    if (rows)
+        outbox_gauges_set(&outbox->gauges, outbox->config.table->module, rows);
+    db_result_free(rows);
     if (status == STATUS_OK)
         status = delete_published(outbox, conn, &error);
     db_release(conn);

@@ -203,11 +203,6 @@ enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_
     return bus_postgres_publish_in_tx(postgres, conn, messages, count, deadline_ns, error);
 }
 
-bool bus_publish_and_commit_is_possible(const struct bus *bus, struct str topic)
-{
-    return bus_postgres_knows(bus, topic);
-}
-
 /* Appends, commits and notifies in one round trip with what the caller left in its pipeline. */
 static enum status commit_with_notice(struct postgres *postgres, struct append *append, struct db_conn *conn,
                                       int64_t deadline_ns, struct error *error)

@@ -34,11 +34,6 @@ static const struct db_statement direct_sql = DB_STATEMENT(
 
 static const struct db_statement commit_sql = DB_STATEMENT("COMMIT");
 
-bool bus_direct_is_possible(const struct bus *bus, struct str topic)
-{
-    return bus_postgres_knows(bus, topic);
-}
-
 enum status bus_direct_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
                            const unsigned *partitions, size_t count, uint64_t *mark, struct error *error)
 {
@@ -131,7 +126,7 @@ enum status bus_postgres_shared_begin(struct reader *reader, struct db_conn *con
         int64_t partition = db_result_i64(result, row, 0), position = db_result_i64(result, row, 1);
         if (db_result_i64(result, row, 2) < STARTS_MAX)
             continue;
-        reader->suspect_until[partition] = position + spec->batch_max;
+        reader->partitions[partition].suspect_until = position + spec->batch_max;
         log_warn("bus_partition_stands_still", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
                  LOG_INT("partition", partition), LOG_INT("offset", position),
                  LOG_INT("starts", db_result_i64(result, row, 2)));
@@ -144,10 +139,10 @@ enum status bus_postgres_shared_begin(struct reader *reader, struct db_conn *con
 enum status bus_postgres_suspect_mark(struct reader *reader, unsigned partition, int64_t position,
                                       enum suspicion *suspicion, struct error *error)
 {
-    bool is_marked = reader->marked_until[partition] == position + 1;
+    bool is_marked = reader->partitions[partition].marked_until == position + 1;
     struct db_result *result = NULL;
 
-    reader->marked_until[partition] = position + 1; /* also when the reply is lost */
+    reader->partitions[partition].marked_until = position + 1; /* also when the reply is lost */
     enum status status =
         db_pool_query(reader->postgres->publish_pool, &mark_sql,
                       DB_PARAMS(db_cstr(reader->consumer.spec.group), db_text(reader->consumer.topic->name),
@@ -170,7 +165,7 @@ void bus_postgres_suspect_unmark(struct reader *reader, unsigned partition)
                                       clock_deadline_ms(MARK_MS), NULL, &error);
 
     if (status == STATUS_OK)
-        reader->marked_until[partition] = 0;
+        reader->partitions[partition].marked_until = 0;
     else /* it counts as a death when another process handles the message next */
         log_warn("bus_suspect_not_unmarked", LOG_ERROR_FIELDS(&error));
 }

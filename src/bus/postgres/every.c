@@ -76,8 +76,8 @@ enum status bus_postgres_every_begin(struct reader *reader, struct db_conn *conn
         return status;
     for (size_t row = 0; row < db_result_rows(result); row++) {
         size_t partition = (size_t)db_result_i64(result, row, 0);
-        reader->positions[partition] = db_result_i64(result, row, 1);
-        reader->created_us[partition] = db_result_i64(result, row, 2);
+        reader->partitions[partition].position = db_result_i64(result, row, 1);
+        reader->partitions[partition].created_us = db_result_i64(result, row, 2);
     }
     reader->checked_ns = asked_ns;
     db_result_free(result);
@@ -94,11 +94,11 @@ static void list_positions(const struct reader *reader, int64_t now_ns, struct b
     for (int i = 0; i < LISTS; i++)
         buf_clear(&lists[i]);
     for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++) {
-        if (reader->retry_ns[i] > now_ns)
+        if (reader->partitions[i].retry_ns > now_ns)
             continue;
         db_array_put_i64(&lists[LIST_PARTITIONS], i);
-        db_array_put_i64(&lists[LIST_POSITIONS], reader->positions[i]);
-        db_array_put_i64(&lists[LIST_CREATED], reader->created_us[i]);
+        db_array_put_i64(&lists[LIST_POSITIONS], reader->partitions[i].position);
+        db_array_put_i64(&lists[LIST_CREATED], reader->partitions[i].created_us);
     }
 }
 
@@ -119,11 +119,11 @@ static enum status recheck(struct reader *reader, struct db_conn *conn, struct b
         unsigned partition = (unsigned)db_result_i64(result, row, 0);
         int64_t position = db_result_i64(result, row, 1);
         log_warn("bus_tail_lost", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
-                 LOG_INT("partition", partition), LOG_INT("offset", reader->positions[partition]),
+                 LOG_INT("partition", partition), LOG_INT("offset", reader->partitions[partition].position),
                  LOG_INT("next", position));
-        reader->positions[partition] = position;
-        reader->created_us[partition] = db_result_i64(result, row, 2);
-        reader->attempts[partition] = 0;
+        reader->partitions[partition].position = position;
+        reader->partitions[partition].created_us = db_result_i64(result, row, 2);
+        reader->partitions[partition].attempts = 0;
         if (spec->on_gap)
             spec->on_gap(spec->context, partition, position, position);
     }
@@ -172,7 +172,7 @@ static enum status handle_batch(struct reader *reader, unsigned partition, struc
         .count = count,
         .verdicts = arena_zalloc(arena, count * sizeof(struct bus_verdict)),
         .deadline_ns = clock_deadline_ms(reader->postgres->config.handler_ms),
-        .attempt = reader->attempts[partition],
+        .attempt = reader->partitions[partition].attempts,
     };
     struct bus_outcome outcome;
 
@@ -187,14 +187,14 @@ static enum status handle_batch(struct reader *reader, unsigned partition, struc
         }
     }
     if (outcome.settled > 0) {
-        reader->positions[partition] = messages[outcome.settled - 1].offset + 1;
-        reader->created_us[partition] = messages[outcome.settled - 1].created_us;
-        reader->attempts[partition] = 0;
+        reader->partitions[partition].position = messages[outcome.settled - 1].offset + 1;
+        reader->partitions[partition].created_us = messages[outcome.settled - 1].created_us;
+        reader->partitions[partition].attempts = 0;
     }
-    reader->attempts[partition] = outcome.retry ? reader->attempts[partition] + 1 : 0;
+    reader->partitions[partition].attempts = outcome.retry ? reader->partitions[partition].attempts + 1 : 0;
     if (outcome.retry) {
-        int64_t wait_ms = bus_backoff_ms(&reader->consumer, reader->attempts[partition]);
-        reader->retry_ns[partition] = clock_deadline_ms(wait_ms);
+        int64_t wait_ms = bus_backoff_ms(&reader->consumer, reader->partitions[partition].attempts);
+        reader->partitions[partition].retry_ns = clock_deadline_ms(wait_ms);
         bus_postgres_worker_due(&reader->workers[0], wait_ms + 1);
     }
     bus_batch_committed(&reader->consumer, &batch, &outcome);
@@ -206,7 +206,7 @@ static enum status handle_rows(struct reader *reader, const struct db_result *re
                                size_t end, struct error *error)
 {
     unsigned partition = (unsigned)db_result_i64(result, begin, PARTITION);
-    int64_t position = reader->positions[partition];
+    int64_t position = reader->partitions[partition].position;
     bool is_empty = db_result_is_null(result, begin, MESSAGE);
     int64_t first = db_result_i64(result, begin, is_empty ? NEXT_OFFSET : MESSAGE);
     struct arena arena;
@@ -215,9 +215,9 @@ static enum status handle_rows(struct reader *reader, const struct db_result *re
     if (is_empty || first != position) {
         bus_consumer_gap(&reader->consumer, partition, position, first);
         if (first > position)
-            reader->created_us[partition] = 0; /* retention took the one before it too */
-        reader->positions[partition] = first;
-        reader->attempts[partition] = 0;
+            reader->partitions[partition].created_us = 0; /* retention took the one before it too */
+        reader->partitions[partition].position = first;
+        reader->partitions[partition].attempts = 0;
     }
     if (is_empty)
         return STATUS_OK;
@@ -255,7 +255,7 @@ enum bus_postgres_step bus_postgres_every_step(struct reader *reader, struct err
             status = handle_rows(reader, result, begin, end, error);
             bus_postgres_handling_end(reader->postgres);
         }
-        lag += db_result_i64(result, begin, NEXT_OFFSET) - reader->positions[partition];
+        lag += db_result_i64(result, begin, NEXT_OFFSET) - reader->partitions[partition].position;
     }
     metric_set(reader->consumer.lag, (double)lag);
     db_result_free(result);
@@ -270,9 +270,10 @@ enum bus_postgres_step bus_postgres_every_attached(struct reader *reader, struct
     enum bus_postgres_step step = STEP_DRAINED;
     struct arena arena;
 
-    if (attached->message.offset != reader->positions[partition] ||
+    if (attached->message.offset != reader->partitions[partition].position ||
         atomic_load(&reader->postgres->published_by_ns) > reader->checked_ns ||
-        reader->retry_ns[partition] > clock_mono_ns() || !bus_postgres_handling_begin(reader->postgres))
+        reader->partitions[partition].retry_ns > clock_mono_ns() ||
+        !bus_postgres_handling_begin(reader->postgres))
         return STEP_NOTHING;
     arena_init(&arena, ARENA_BYTES);
     attached->message.topic = reader->consumer.topic->name;

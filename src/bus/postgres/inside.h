@@ -34,6 +34,17 @@ struct reader_worker {
     int64_t due_ns; /* it looks everywhere then: a backoff is over; CLOCK_NEVER = none. The run's own */
 };
 
+struct reader_partition {
+    /* BUS_EVERY; used by its only worker */
+    int64_t position, retry_ns;
+    int64_t created_us; /* of the message before the position */
+    unsigned attempts;
+    /* BUS_SHARED */
+    int64_t suspect_until; /* set before the reader is ready */
+    int64_t marked_until;  /* after the message that this process has marked as suspect; 0: none */
+    atomic_bool was_last;  /* this process handled the last message: likely the next too */
+};
+
 struct reader {
     struct bus_consumer consumer;
     struct postgres *postgres;
@@ -48,17 +59,9 @@ struct reader {
     uint64_t taken[BUS_PARTITIONS_MAX / 64]; /* a worker is at it: a new mark waits for its end */
     struct attached_message *attached;       /* the newest message that came with its notice, or NULL */
 
-    /* BUS_EVERY, per partition; used by its only worker */
-    int64_t *positions, *retry_ns;
-    int64_t *created_us; /* of the message before the position */
-    unsigned *attempts;
-    int64_t checked_ns; /* at this time the positions were those of the server */
-    int64_t polled_sum; /* of the topic's offsets; the poll's */
-
-    /* BUS_SHARED, per partition */
-    int64_t *suspect_until; /* set before it is ready */
-    int64_t *marked_until;  /* after the message that this process has marked as suspect; 0: none */
-    atomic_bool was_last[BUS_PARTITIONS_MAX]; /* this process handled the last message: likely the next too */
+    struct reader_partition *partitions;
+    int64_t checked_ns; /* BUS_EVERY: at this time the positions were those of the server */
+    int64_t polled_sum; /* BUS_EVERY: of the topic's offsets; the poll's */
 };
 
 void bus_postgres_reader_create(struct bus *bus, const struct bus_consumer *consumer);
@@ -116,7 +119,6 @@ struct postgres {
 
 /* NULL, and NOT_IMPLEMENTED in *error: the bus has another driver. */
 struct postgres *bus_postgres_of(struct bus *bus, struct error *error);
-bool bus_postgres_knows(const struct bus *bus, struct str topic); /* and its partitions are checked */
 
 #define POSTGRES_CHANNEL "freshet_bus"
 #define POSTGRES_NOTICE_BYTES 128
@@ -190,7 +192,7 @@ void bus_postgres_row_message(const struct db_result *result, size_t row, unsign
 
 #define POSTGRES_CREATED_US(row) "(extract(epoch from " row ".created_at) * 1000000)::bigint"
 #define POSTGRES_MESSAGE_COLUMNS \
-    "m.message_offset::text, m.key, m.headers::text, m.payload, " POSTGRES_CREATED_US("m") "::text"
+    "m.message_offset::text, m.key, m.headers, m.payload, " POSTGRES_CREATED_US("m") "::text"
 
 /* A message attached to the notice of it. */
 struct attached_message {

@@ -1,5 +1,6 @@
 /* Messages as PostgreSQL has them: array literals when they are written, rows when they are read, and attached to a notice, so that
  * a reader can begin before it has read the row. Keys and payloads are sent as they are, and used where the result has them. */
+#include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -20,37 +21,34 @@ void bus_postgres_put_headers(struct buf *out, const struct bus_message *message
 
 /* ---- rows ---- */
 
-/* Takes one element of a text[] literal off *rest, which begins after '{' or ','. */
-static struct str take_element(struct str *rest, struct arena *arena)
+static bool take_u32(struct str *bytes, uint32_t *number)
 {
-    char *out = arena_alloc(arena, rest->len + 1);
-    size_t len = 0, at = 0;
-    bool quoted = rest->len > 0 && rest->ptr[0] == '"';
-
-    for (at = quoted; at < rest->len; at++) {
-        char c = rest->ptr[at];
-        if (quoted ? c == '"' : c == ',' || c == '}')
-            break;
-        if (c == '\\' && at + 1 < rest->len)
-            c = rest->ptr[++at];
-        out[len++] = c;
-    }
-    at += quoted;
-    *rest = at + 1 < rest->len ? str_of(rest->ptr + at + 1, rest->len - at - 1) : STR_NONE;
-    out[len] = '\0';
-    return str_of(out, len);
+    if (bytes->len < sizeof *number)
+        return false;
+    memcpy(number, bytes->ptr, sizeof *number);
+    *number = ntohl(*number);
+    *bytes = str_of(bytes->ptr + sizeof *number, bytes->len - sizeof *number);
+    return true;
 }
 
-static void decode_headers(struct str text, struct arena *arena, struct bus_message *message)
+/* A text[] of PostgreSQL's binary form: dimensions, flags, type, [count, first index], then a length and the text of each: names
+ * and values in turn. */
+static void take_headers(struct str bytes, struct arena *arena, struct bus_message *message)
 {
-    if (text.len <= 2) /* {} */
+    uint32_t unused, count = 0, len;
+
+    for (int i = 0; i < 3; i++)
+        (void)take_u32(&bytes, &unused);
+    if (!take_u32(&bytes, &count) || count == 0 || !take_u32(&bytes, &unused))
         return;
-    struct bus_header *headers = arena_alloc(arena, BUS_HEADERS_MAX * sizeof headers[0]);
-    struct str rest = str_of(text.ptr + 1, text.len - 1);
-    while (rest.len > 0 && message->header_count < BUS_HEADERS_MAX) {
-        struct bus_header *header = &headers[message->header_count++];
-        header->name = take_element(&rest, arena);
-        header->value = take_element(&rest, arena);
+    count = count < 2 * BUS_HEADERS_MAX ? count : 2 * BUS_HEADERS_MAX;
+    struct bus_header *headers = arena_zalloc(arena, (count + 1) / 2 * sizeof headers[0]);
+    for (uint32_t i = 0; i < count; i++) {
+        if (!take_u32(&bytes, &len) || len > bytes.len)
+            break;
+        *(i % 2 ? &headers[i / 2].value : &headers[i / 2].name) = str_of(bytes.ptr, len);
+        bytes = str_of(bytes.ptr + len, bytes.len - len);
+        message->header_count = i / 2 + 1;
     }
     message->headers = headers;
 }
@@ -61,7 +59,7 @@ void bus_postgres_row_message(const struct db_result *result, size_t row, unsign
     message->offset = db_result_i64(result, row, column);
     message->key =
         db_result_is_null(result, row, column + 1) ? STR_NONE : db_result_str(result, row, column + 1);
-    decode_headers(db_result_str(result, row, column + 2), arena, message);
+    take_headers(db_result_str(result, row, column + 2), arena, message);
     message->payload = db_result_str(result, row, column + 3);
     message->created_us = db_result_i64(result, row, column + 4);
 }

@@ -244,7 +244,7 @@ struct postgres *bus_postgres_of(struct bus *bus, struct error *error)
     return NULL;
 }
 
-bool bus_postgres_knows(const struct bus *bus, struct str topic)
+bool bus_shares_commits(const struct bus *bus, struct str topic)
 {
     const struct bus_topic_state *found = bus_topic_find(bus, topic);
 
@@ -270,19 +270,6 @@ static struct task *create_task(struct postgres *postgres, const char *name, tas
                                              .pool = postgres->config.workers,
                                              .run = run,
                                              .context = postgres});
-}
-
-static enum status create_pools(struct postgres *postgres, struct error *error)
-{
-    struct db_target target = postgres->target;
-    unsigned total = target.connections_max;
-
-    target.name = arena_printf(&postgres->arena, "%s-publish", target.name).ptr;
-    target.connections_max = PUBLISH_CONNECTIONS;
-    enum status status = db_pool_create(&target, &postgres->publish_pool, error);
-    target.name = postgres->target.name;
-    target.connections_max = total > PUBLISH_CONNECTIONS ? total - PUBLISH_CONNECTIONS : 1;
-    return status == STATUS_OK ? db_pool_create(&target, &postgres->pool, error) : status;
 }
 
 enum status bus_postgres_create(const struct bus_postgres_config *config, struct bus **out,
@@ -311,8 +298,16 @@ enum status bus_postgres_create(const struct bus_postgres_config *config, struct
     snprintf(postgres->instance, sizeof postgres->instance, "%016llx", (unsigned long long)random_u64());
     enum status status =
         bus_init(&postgres->bus, &driver, config->topics, config->topic_count, keep_dead_ms, error);
+    struct db_target target = postgres->target;
+    target.name = arena_printf(&postgres->arena, "%s-publish", target.name).ptr;
+    target.connections_max = PUBLISH_CONNECTIONS;
     if (status == STATUS_OK)
-        status = create_pools(postgres, error);
+        status = db_pool_create(&target, &postgres->publish_pool, error);
+    unsigned total = config->target->connections_max;
+    target.name = postgres->target.name;
+    target.connections_max = total > PUBLISH_CONNECTIONS ? total - PUBLISH_CONNECTIONS : 1;
+    if (status == STATUS_OK)
+        status = db_pool_create(&target, &postgres->pool, error);
     if (status != STATUS_OK) {
         postgres_destroy(&postgres->bus);
         return status;

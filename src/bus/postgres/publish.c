@@ -103,31 +103,6 @@ static void lead_group(struct postgres *postgres)
     }
 }
 
-static void queue_and_wait(struct postgres *postgres, struct publish_request *request)
-{
-    pthread_cond_init(&request->changed, NULL);
-    for (size_t i = 0; i < request->count; i++)
-        request->bytes += request->messages[i].payload.len;
-    pthread_mutex_lock(&postgres->lock);
-    STAILQ_INSERT_TAIL(&postgres->publish_queue, request, link);
-    if (!postgres->has_leader)
-        request->state = REQUEST_LEADS;
-    postgres->has_leader = true;
-    while (request->state == REQUEST_QUEUED || request->state == REQUEST_TAKEN) {
-        int64_t until_ns = request->state == REQUEST_TAKEN ? CLOCK_NEVER : request->deadline_ns;
-        if (!clock_cond_wait(&request->changed, &postgres->lock, until_ns) &&
-            request->state == REQUEST_QUEUED) {
-            STAILQ_REMOVE(&postgres->publish_queue, request, publish_request, link);
-            error_set(&request->error, STATUS_TIMEOUT, "other publishers were first until the deadline");
-            request->state = REQUEST_DONE;
-        }
-    }
-    if (request->state == REQUEST_LEADS)
-        lead_group(postgres);
-    pthread_mutex_unlock(&postgres->lock);
-    pthread_cond_destroy(&request->changed);
-}
-
 enum status bus_postgres_publish(struct bus *bus, struct bus_message *messages, size_t count,
                                  int64_t deadline_ns, struct error *error)
 {
@@ -140,16 +115,33 @@ enum status bus_postgres_publish(struct bus *bus, struct bus_message *messages, 
     pthread_mutex_unlock(&postgres->lock);
     if (is_stopping)
         return error_set(error, STATUS_CANCELLED, "the bus is stopping");
-    enum status status = bus_postgres_topics_ensure(postgres, messages, count, deadline_ns, error);
-    if (status == STATUS_OK) {
-        queue_and_wait(postgres, &request);
-        status = request.error.status;
-        if (status != STATUS_OK && error)
-            *error = request.error;
-    }
+    request.error.status = bus_postgres_topics_ensure(postgres, messages, count, deadline_ns, &request.error);
+    for (size_t i = 0; i < count; i++)
+        request.bytes += messages[i].payload.len;
+    pthread_cond_init(&request.changed, NULL);
     pthread_mutex_lock(&postgres->lock);
+    if (request.error.status == STATUS_OK) {
+        STAILQ_INSERT_TAIL(&postgres->publish_queue, &request, link);
+        if (!postgres->has_leader)
+            request.state = REQUEST_LEADS;
+        postgres->has_leader = true;
+        while (request.state == REQUEST_QUEUED || request.state == REQUEST_TAKEN) {
+            int64_t until_ns = request.state == REQUEST_TAKEN ? CLOCK_NEVER : deadline_ns;
+            if (!clock_cond_wait(&request.changed, &postgres->lock, until_ns) &&
+                request.state == REQUEST_QUEUED) {
+                STAILQ_REMOVE(&postgres->publish_queue, &request, publish_request, link);
+                error_set(&request.error, STATUS_TIMEOUT, "other publishers were first until the deadline");
+                request.state = REQUEST_DONE;
+            }
+        }
+        if (request.state == REQUEST_LEADS)
+            lead_group(postgres);
+    }
     if (--postgres->publishing == 0)
         pthread_cond_broadcast(&postgres->handled);
     pthread_mutex_unlock(&postgres->lock);
-    return status;
+    pthread_cond_destroy(&request.changed);
+    if (request.error.status != STATUS_OK && error)
+        *error = request.error;
+    return request.error.status;
 }

@@ -110,7 +110,8 @@ static struct attached_message *take_attached(struct reader *reader, int place)
         reader->attached = NULL;
     }
     pthread_mutex_unlock(&reader->postgres->lock);
-    if (!attached || !is_shared || (place != POSTGRES_ANYWHERE && atomic_load(&reader->was_last[place])))
+    if (!attached || !is_shared ||
+        (place != POSTGRES_ANYWHERE && atomic_load(&reader->partitions[place].was_last)))
         return attached;
     bus_postgres_attached_free(attached);
     return NULL;
@@ -256,15 +257,7 @@ void bus_postgres_reader_create(struct bus *bus, const struct bus_consumer *cons
                                                       .retry_min_ms = RETRY_MIN_MS,
                                                       .retry_max_ms = RETRY_MAX_MS}),
         };
-    if (consumer->spec.mode == BUS_EVERY) {
-        reader->positions = memory_zalloc(partitions * sizeof reader->positions[0]);
-        reader->retry_ns = memory_zalloc(partitions * sizeof reader->retry_ns[0]);
-        reader->created_us = memory_zalloc(partitions * sizeof reader->created_us[0]);
-        reader->attempts = memory_zalloc(partitions * sizeof reader->attempts[0]);
-    } else {
-        reader->suspect_until = memory_zalloc(partitions * sizeof reader->suspect_until[0]);
-        reader->marked_until = memory_zalloc(partitions * sizeof reader->marked_until[0]);
-    }
+    reader->partitions = memory_zalloc(partitions * sizeof reader->partitions[0]);
     postgres->readers =
         memory_realloc_array(postgres->readers, postgres->reader_count + 1, sizeof postgres->readers[0]);
     postgres->readers[postgres->reader_count++] = reader;
@@ -277,11 +270,6 @@ void bus_postgres_reader_free(struct reader *reader)
     bus_consumer_deinit(&reader->consumer);
     bus_postgres_attached_free(reader->attached);
     free(reader->workers);
-    free(reader->positions);
-    free(reader->retry_ns);
-    free(reader->created_us);
-    free(reader->attempts);
-    free(reader->suspect_until);
-    free(reader->marked_until);
+    free(reader->partitions);
     free(reader);
 }

@@ -28,7 +28,7 @@ struct locked_batch {
 
 static bool is_suspect(const struct locked_batch *locked)
 {
-    return locked->position < locked->reader->suspect_until[locked->partition];
+    return locked->position < locked->reader->partitions[locked->partition].suspect_until;
 }
 
 /* $1 group, $2 topic, $3 messages and $4 bytes at most, $5 the partition to look at first, $6 the longest
@@ -227,7 +227,7 @@ static enum bus_postgres_step settle_batch(struct locked_batch *locked, struct e
     if (batch->count == 0) /* the handler was not called: only a gap was passed */
         return status == STATUS_OK ? STEP_FOUND : STEP_FAILED;
     if (status == STATUS_OK) {
-        atomic_store(&locked->reader->was_last[locked->partition], true);
+        atomic_store(&locked->reader->partitions[locked->partition].was_last, true);
         bus_batch_committed(&locked->reader->consumer, batch, &locked->outcome);
         bool is_drained = !locked->outcome.retry && new_position(locked) == locked->next_offset;
         return is_drained ? STEP_DRAINED : STEP_FOUND;
@@ -357,7 +357,7 @@ static enum bus_postgres_step run_attached(struct locked_batch *locked,
     if (is_confirmed(locked, attached)) {
         step = settle_batch(locked, error);
     } else {
-        atomic_store(&reader->was_last[attached->partition], false);
+        atomic_store(&reader->partitions[attached->partition].was_last, false);
         bus_batch_uncommitted(&reader->consumer, &locked->batch);
     }
     bus_postgres_handling_end(reader->postgres);

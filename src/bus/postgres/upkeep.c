@@ -176,30 +176,25 @@ static enum status delete_batch(struct postgres *postgres, struct bus_topic_stat
     return status;
 }
 
-/* Is any limit of the topic reached in the partition of this row? More is for the deletion to decide. */
-static bool may_delete(const struct bus_topic *spec, const struct db_result *oldest, size_t row)
-{
-    int64_t count = db_result_i64(oldest, row, OLDEST_COUNT),
-            age_ms = db_result_i64(oldest, row, OLDEST_AGE_MS);
-
-    return (spec->keep_ms && age_ms >= spec->keep_ms) ||
-           (spec->keep_ms_hard && age_ms >= spec->keep_ms_hard) ||
-           (spec->keep_messages && count > spec->keep_messages) ||
-           (spec->keep_messages_hard && count > spec->keep_messages_hard);
-}
-
 static enum status trim_topic(struct postgres *postgres, struct bus_topic_state *topic,
                               const struct db_result *oldest, struct db_conn *conn, int64_t deadline_ns,
                               struct error *error)
 {
+    const struct bus_topic *spec = &topic->spec;
     enum status status = STATUS_OK;
     bool is_held = false;
 
     for (size_t row = 0; row < db_result_rows(oldest) && status == STATUS_OK; row++) {
         unsigned partition = (unsigned)db_result_i64(oldest, row, OLDEST_PARTITION);
+        int64_t count = db_result_i64(oldest, row, OLDEST_COUNT);
+        int64_t age_ms = db_result_i64(oldest, row, OLDEST_AGE_MS);
         int64_t deleted = postgres->config.retention_batch;
-        if (!str_eq(db_result_str(oldest, row, OLDEST_TOPIC), topic->name) ||
-            !may_delete(&topic->spec, oldest, row))
+        /* Is any limit reached? More is for the deletion to decide. */
+        bool may_delete = (spec->keep_ms && age_ms >= spec->keep_ms) ||
+                          (spec->keep_ms_hard && age_ms >= spec->keep_ms_hard) ||
+                          (spec->keep_messages && count > spec->keep_messages) ||
+                          (spec->keep_messages_hard && count > spec->keep_messages_hard);
+        if (!may_delete || !str_eq(db_result_str(oldest, row, OLDEST_TOPIC), topic->name))
             continue;
         for (int i = 0; i < BATCHES_MAX && deleted == postgres->config.retention_batch; i++) {
             if (bus_postgres_is_stopping(postgres))
@@ -216,40 +211,6 @@ static enum status trim_topic(struct postgres *postgres, struct bus_topic_state 
 
 /* ---- one round ---- */
 
-static void show_lag(const struct bus_consumer *consumer, const struct db_result *lags)
-{
-    if (consumer->spec.mode != BUS_SHARED)
-        return; /* its rounds measure it */
-    for (size_t row = 0; row < db_result_rows(lags); row++)
-        if (str_eq(db_result_str(lags, row, 0), str_from(consumer->spec.group)) &&
-            str_eq(db_result_str(lags, row, 1), consumer->topic->name))
-            metric_set(consumer->lag, (double)db_result_i64(lags, row, 2));
-}
-
-/* What is looked at every time takes one round trip and one transaction. */
-static enum status look(struct postgres *postgres, struct db_conn *conn, int64_t deadline_ns,
-                        struct db_result *results[3], struct error *error)
-{
-    struct buf groups, topics;
-
-    buf_init(&groups);
-    buf_init(&topics);
-    for (size_t i = 0; i < postgres->reader_count; i++)
-        db_array_put(&groups, str_from(postgres->readers[i]->consumer.spec.group));
-    for (size_t i = 0; i < postgres->bus.topic_count; i++)
-        db_array_put(&topics, postgres->bus.topics[i].name);
-    db_pipeline_begin(conn);
-    db_pipeline_add(conn, &private_sql, DB_NO_PARAMS);
-    db_pipeline_add(conn, &lag_sql, DB_PARAMS(db_text_array(db_array_str(&groups))));
-    db_pipeline_add(
-        conn, &oldest_sql,
-        DB_PARAMS(db_text_array(db_array_str(&topics)), db_i64(postgres->config.retention_batch)));
-    enum status status = db_pipeline_end(conn, deadline_ns, results, 3, NULL, error);
-    buf_deinit(&groups);
-    buf_deinit(&topics);
-    return status;
-}
-
 int64_t bus_postgres_upkeep(struct task *task, void *context)
 {
     struct postgres *postgres = context;
@@ -257,17 +218,39 @@ int64_t bus_postgres_upkeep(struct task *task, void *context)
     int64_t deadline_ns = clock_deadline_ms(UPKEEP_MS);
     struct db_result *results[3] = {NULL, NULL, NULL};
     struct error error = {0};
+    struct buf groups, topics;
     struct db_conn *conn;
     enum status status = db_acquire(postgres->publish_pool, deadline_ns, &conn, &error);
 
     (void)task;
     for (size_t i = 0; i < bus->topic_count && status == STATUS_OK; i++)
         status = bus_postgres_topic_ensure(conn, &bus->topics[i], deadline_ns, &error);
-    if (status == STATUS_OK)
-        status = look(postgres, conn, deadline_ns, results, &error);
+    buf_init(&groups);
+    buf_init(&topics);
+    for (size_t i = 0; i < postgres->reader_count; i++)
+        db_array_put(&groups, str_from(postgres->readers[i]->consumer.spec.group));
+    for (size_t i = 0; i < bus->topic_count; i++)
+        db_array_put(&topics, bus->topics[i].name);
+    if (status == STATUS_OK) { /* what is looked at every time takes one round trip and one transaction */
+        db_pipeline_begin(conn);
+        db_pipeline_add(conn, &private_sql, DB_NO_PARAMS);
+        db_pipeline_add(conn, &lag_sql, DB_PARAMS(db_text_array(db_array_str(&groups))));
+        db_pipeline_add(
+            conn, &oldest_sql,
+            DB_PARAMS(db_text_array(db_array_str(&topics)), db_i64(postgres->config.retention_batch)));
+        status = db_pipeline_end(conn, deadline_ns, results, 3, NULL, &error);
+    }
+    buf_deinit(&groups);
+    buf_deinit(&topics);
     atomic_store(&postgres->is_private, status == STATUS_OK && db_result_i64(results[0], 0, 0) == 1);
-    for (size_t i = 0; i < postgres->reader_count && status == STATUS_OK; i++)
-        show_lag(&postgres->readers[i]->consumer, results[1]);
+    for (size_t i = 0; i < postgres->reader_count && status == STATUS_OK; i++) {
+        const struct bus_consumer *consumer = &postgres->readers[i]->consumer;
+        for (size_t row = 0; row < db_result_rows(results[1]); row++)
+            if (consumer->spec.mode == BUS_SHARED && /* the rounds of the others measure it */
+                str_eq(db_result_str(results[1], row, 0), str_from(consumer->spec.group)) &&
+                str_eq(db_result_str(results[1], row, 1), consumer->topic->name))
+                metric_set(consumer->lag, (double)db_result_i64(results[1], row, 2));
+    }
     for (size_t i = 0; i < bus->topic_count && status == STATUS_OK; i++)
         status = trim_topic(postgres, &bus->topics[i], results[2], conn, deadline_ns, &error);
     for (size_t i = 0; i < 3; i++)

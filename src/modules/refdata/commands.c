@@ -111,7 +111,7 @@ enum status refdata_commands_put(struct refdata_flow *flow, struct db_conn *conn
 
 bool refdata_commands_can_commit(const struct refdata_flow *flow)
 {
-    return bus_publish_and_commit_is_possible(flow->buses.commands, STR(REFDATA_COMMANDS));
+    return bus_shares_commits(flow->buses.commands, STR(REFDATA_COMMANDS));
 }
 
 enum status refdata_commands_put_and_commit(struct refdata_flow *flow, struct db_conn *conn,

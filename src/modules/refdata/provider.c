@@ -87,28 +87,28 @@ struct row_sink {
     struct error *error;
 };
 
-static bool on_row(void *context, const struct db_row *row)
+static bool on_row(void *context, const struct db_result *row)
 {
     struct row_sink *sink = context;
     uint32_t key_type, value_type;
     if (sink->row++ ==
         0) { /* by name in every load: a table that `select *` reads may have changed since the check */
-        if (!db_row_find(row, "k", &sink->key_column, &key_type))
+        if (!db_result_find(row, "k", &sink->key_column, &key_type))
             sink->status = error_set(sink->error, STATUS_DB_ERROR, "the result has no column k");
-        else if (!db_row_find(row, "v", &sink->value_column, &value_type))
+        else if (!db_result_find(row, "v", &sink->value_column, &value_type))
             sink->status = error_set(sink->error, STATUS_DB_ERROR, "the result has no column v");
         else
             sink->status = check_value(value_type, sink->error);
         if (sink->status != STATUS_OK)
             return false;
     }
-    if (db_row_is_null(row, sink->key_column)) {
+    if (db_result_is_null(row, 0, sink->key_column)) {
         sink->status = error_set_field(sink->error, STATUS_DB_ERROR, "k", "the key is null");
     } else {
         struct str payload =
-            db_row_is_null(row, sink->value_column) ? STR("null") : db_row_str(row, sink->value_column);
+            db_result_is_null(row, 0, sink->value_column) ? STR("null") : db_result_str(row, 0, sink->value_column);
         sink->status =
-            cache_builder_put(sink->builder, db_row_str(row, sink->key_column), payload, sink->error);
+            cache_builder_put(sink->builder, db_result_str(row, 0, sink->key_column), payload, sink->error);
     }
     return sink->status == STATUS_OK;
 }

@@ -735,7 +735,7 @@ static void test_an_attached_message_has_no_effect_of_its_own(void **state)
     open_with(&publisher, &topic, 1);
     process_start(&publisher);
     publish(&publisher, "lonely", "k0", 70000); /* the topic is known now */
-    assert_true(bus_publish_and_commit_is_possible(publisher.bus, STR("lonely")));
+    assert_true(bus_shares_commits(publisher.bus, STR("lonely")));
     for (int i = 1; i < LONELY; i++) {
         char key[8];
         snprintf(key, sizeof key, "k%d", i % 3);
@@ -973,7 +973,7 @@ static void test_a_vanished_partition_refuses_the_commit(void **state)
     publish(&process, "vanished", "k", 1);
     sql("DELETE FROM platform.bus_partition WHERE topic = 'vanished'");
     assert_int_equal(publish_lonely(&process, "vanished", "k", 2), STATUS_DB_ERROR);
-    assert_false(bus_publish_and_commit_is_possible(process.bus, STR("vanished")));
+    assert_false(bus_shares_commits(process.bus, STR("vanished")));
     assert_int_equal(sql(COUNT_OF("vanished")), 1);
     process_close(&process);
 }

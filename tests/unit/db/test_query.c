@@ -283,11 +283,11 @@ struct counter {
     int64_t rows, sum, stop_at;
 };
 
-static bool count_row(void *context, const struct db_row *row)
+static bool count_row(void *context, const struct db_result *row)
 {
     struct counter *counter = context;
     counter->rows++;
-    counter->sum += db_row_is_null(row, 0) ? 0 : atoll(db_row_str(row, 0).ptr);
+    counter->sum += db_result_is_null(row, 0, 0) ? 0 : atoll(db_result_str(row, 0, 0).ptr);
     return counter->rows != counter->stop_at;
 }
 
@@ -329,7 +329,7 @@ static void test_a_stream_that_fails_midway_says_so(void **state)
 }
 
 /* Rows never stop coming, so no wait ever ends in vain: the clock has to be looked at all the same. */
-static bool outlast(void *context, const struct db_row *row)
+static bool outlast(void *context, const struct db_result *row)
 {
     (void)row;
     while (clock_mono_ns() < *(int64_t *)context)

@@ -81,7 +81,7 @@ static bool may_be_direct(const struct group *group)
             return false;
     }
     return flow->apply && clock_mono_ns() >= group->pace->direct_from_ns &&
-           bus_direct_is_possible(flow->buses.commands, STR(REFDATA_COMMANDS));
+           bus_shares_commits(flow->buses.commands, STR(REFDATA_COMMANDS));
 }
 
 static int compare_partitions(const void *a, const void *b)
