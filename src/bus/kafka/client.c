@@ -11,13 +11,6 @@
 #define LOG_EVERY_NS (10 * CLOCK_NS_PER_S)
 #define END_MS 3000 /* it takes some milliseconds, or for ever */
 
-/* ---- waiting ---- */
-
-void bus_kafka_wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t ms)
-{
-    clock_cond_wait(cond, lock, clock_deadline_ms(ms));
-}
-
 /* ---- settings ---- */
 
 /* The message names the setting, never its value: it may be a password. */
@@ -200,8 +193,8 @@ void bus_kafka_client_close(rd_kafka_t *rk)
     else
         end_handle(ending);
     pthread_mutex_lock(&ending->lock);
-    while (!ending->is_ended && clock_ms_left(limit_ns) > 0)
-        bus_kafka_wait_ms(&ending->changed, &ending->lock, clock_ms_left(limit_ns));
+    while (!ending->is_ended && clock_cond_wait(&ending->changed, &ending->lock, limit_ns))
+        continue;
     if (!ending->is_ended)
         log_warn("kafka_handle_left", LOG_CSTR("error", "librdkafka does not end it"));
     leave_ending(ending, &ending->is_left, ending->is_ended);

@@ -69,8 +69,8 @@ static void await_handlers(struct kafka *kafka, int64_t deadline_ns)
     for (size_t i = 0; i < kafka->reader_count; i++) {
         struct kafka_reader *reader = kafka->readers[i];
         pthread_mutex_lock(&reader->lock);
-        while (reader->running > 0 && clock_ms_left(deadline_ns) > 0)
-            bus_kafka_wait_ms(&reader->idle, &reader->lock, clock_ms_left(deadline_ns));
+        while (reader->running > 0 && clock_cond_wait(&reader->idle, &reader->lock, deadline_ns))
+            continue;
         pthread_mutex_unlock(&reader->lock);
     }
 }
@@ -78,8 +78,8 @@ static void await_handlers(struct kafka *kafka, int64_t deadline_ns)
 static void await_publishers(struct kafka *kafka, int64_t deadline_ns)
 {
     pthread_mutex_lock(&kafka->lock);
-    while (kafka->publishing > 0 && clock_ms_left(deadline_ns) > 0)
-        bus_kafka_wait_ms(&kafka->changed, &kafka->lock, clock_ms_left(deadline_ns));
+    while (kafka->publishing > 0 && clock_cond_wait(&kafka->changed, &kafka->lock, deadline_ns))
+        continue;
     pthread_mutex_unlock(&kafka->lock);
 }
 

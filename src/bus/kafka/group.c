@@ -118,43 +118,6 @@ static void await_commit(struct kafka_reader *reader, int64_t deadline_ns)
 
 /* ---- positions ---- */
 
-/* A topic of other programs has as many partitions as it has. */
-static bool count_partitions(struct kafka_reader *reader)
-{
-    const struct rd_kafka_metadata *metadata;
-    bool is_found = false;
-
-    if (reader->consumer.topic->spec.partitions > 0)
-        return true;
-    rd_kafka_topic_t *topic = rd_kafka_topic_new(reader->rk, topic_of(reader), NULL);
-    rd_kafka_resp_err_t error = rd_kafka_metadata(reader->rk, 0, topic, &metadata, KAFKA_ASK_MS);
-    rd_kafka_topic_destroy(topic);
-    if (error)
-        return false;
-    if (metadata->topic_cnt == 1 && !metadata->topics[0].err && metadata->topics[0].partition_cnt > 0) {
-        reader->topic_partitions = (unsigned)metadata->topics[0].partition_cnt;
-        is_found = true;
-    }
-    rd_kafka_metadata_destroy(metadata);
-    return is_found;
-}
-
-static bool commit_list(struct kafka_reader *reader, const kafka_list *list)
-{
-    rd_kafka_queue_t *queue = rd_kafka_queue_new(reader->rk);
-    rd_kafka_event_t *event = NULL;
-    bool is_good = false;
-
-    if (!rd_kafka_commit_queue(reader->rk, list, queue, NULL, NULL))
-        event = rd_kafka_queue_poll(queue, KAFKA_ASK_MS);
-    if (event) {
-        is_good = !commit_error(event);
-        rd_kafka_event_destroy(event);
-    }
-    rd_kafka_queue_destroy(queue);
-    return is_good;
-}
-
 /* A group that has a position in some partitions is not new: the others were added to the topic since. */
 static bool create_positions(struct kafka_reader *reader, kafka_list *list, int missing)
 {
@@ -172,8 +135,15 @@ static bool create_positions(struct kafka_reader *reader, kafka_list *list, int 
         place->offset = is_from_now ? high : low;
         list_add(reader, created, (unsigned)place->partition, place->offset);
     }
-    is_good = is_good && commit_list(reader, created);
-    FAILPOINT("kafka.after_places");
+    rd_kafka_queue_t *queue = rd_kafka_queue_new(reader->rk);
+    rd_kafka_event_t *event = NULL;
+    if (is_good && !rd_kafka_commit_queue(reader->rk, created, queue, NULL, NULL))
+        event = rd_kafka_queue_poll(queue, KAFKA_ASK_MS);
+    is_good = event && !commit_error(event);
+    if (event)
+        rd_kafka_event_destroy(event);
+    rd_kafka_queue_destroy(queue);
+    FAILPOINT("kafka.after_positions");
     rd_kafka_topic_partition_list_destroy(created);
     return is_good;
 }
@@ -225,11 +195,25 @@ static bool assign(struct kafka_reader *reader)
 void bus_kafka_group_position(struct kafka_reader *reader)
 {
     const struct bus_subscription *spec = &reader->consumer.spec;
+    const struct rd_kafka_metadata *metadata;
 
     if (clock_mono_ns() < reader->position_at_ns)
         return;
     reader->position_at_ns = clock_deadline_ms(AGAIN_MS);
-    if (!count_partitions(reader) || !find_positions(reader) || !assign(reader))
+    if (reader->consumer.topic->spec.partitions == 0) { /* of other programs: it has as many as it has */
+        rd_kafka_topic_t *topic = rd_kafka_topic_new(reader->rk, topic_of(reader), NULL);
+        rd_kafka_resp_err_t error = rd_kafka_metadata(reader->rk, 0, topic, &metadata, KAFKA_ASK_MS);
+        rd_kafka_topic_destroy(topic);
+        if (error)
+            return;
+        const struct rd_kafka_metadata_topic *found = metadata->topics;
+        int count = metadata->topic_cnt == 1 && !found->err ? found->partition_cnt : 0;
+        rd_kafka_metadata_destroy(metadata);
+        if (count == 0)
+            return;
+        reader->topic_partitions = (unsigned)count;
+    }
+    if (!find_positions(reader) || !assign(reader))
         return;
     bus_kafka_reader_move(reader, READER_POSITIONED);
     if (!reader->was_ready && spec->on_ready)
@@ -273,8 +257,8 @@ void bus_kafka_group_leave(struct kafka_reader *reader)
 
     pthread_mutex_lock(&reader->lock);
     reader->is_halted = true;
-    while (!is_lost && reader->running > 0 && clock_ms_left(deadline_ns) > 0)
-        bus_kafka_wait_ms(&reader->idle, &reader->lock, clock_ms_left(deadline_ns));
+    while (!is_lost && reader->running > 0 && clock_cond_wait(&reader->idle, &reader->lock, deadline_ns))
+        continue;
     pthread_mutex_unlock(&reader->lock);
     FAILPOINT("kafka.before_leave");
     if (!is_lost && reader->state == READER_POSITIONED && atomic_load(&reader->kafka->is_up)) {

@@ -158,7 +158,6 @@ rd_kafka_t *bus_kafka_client_open(struct kafka *kafka, rd_kafka_type_t type,
 /* librdkafka may wait for ever for parts of its own (a topic that was deleted under a consumer): such a handle is leaked, so that
  * a stop ends. Nothing of it calls us afterwards. */
 void bus_kafka_client_close(rd_kafka_t *rk);
-void bus_kafka_wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t ms); /* at most */
 
 /* ---- publish.c ---- */
 enum status bus_kafka_publish(struct bus *bus, struct bus_message *messages, size_t count,

@@ -97,7 +97,7 @@ static void close_producer(struct kafka *kafka, struct kafka_producer *producer)
     pthread_mutex_lock(&kafka->lock);
     kafka->producer = NULL;
     while (producer->users > 0)
-        bus_kafka_wait_ms(&kafka->changed, &kafka->lock, LOOK_MS);
+        clock_cond_wait(&kafka->changed, &kafka->lock, clock_deadline_ms(LOOK_MS));
     pthread_mutex_unlock(&kafka->lock);
     while (rd_kafka_outq_len(producer->rk) > 0 && clock_mono_ns() < limit_ns && atomic_load(&kafka->is_up) &&
            !atomic_load(&kafka->is_producer_broken))
@@ -129,7 +129,7 @@ static struct kafka_producer *create_producer(struct kafka *kafka)
         kafka->producer = memory_zalloc(sizeof *kafka->producer);
         kafka->producer->rk = rk;
     } else if (atomic_load(&kafka->phase) != KAFKA_CLOSING) {
-        bus_kafka_wait_ms(&kafka->changed, &kafka->lock, REOPEN_MS);
+        clock_cond_wait(&kafka->changed, &kafka->lock, clock_deadline_ms(REOPEN_MS));
     }
     struct kafka_producer *producer = kafka->producer;
     pthread_mutex_unlock(&kafka->lock);
@@ -148,7 +148,7 @@ void *bus_kafka_producer_run(void *arg)
         rd_kafka_poll(producer->rk, SERVE_MS);
         if (!atomic_load(&kafka->is_producer_broken))
             continue;
-        log_warn("kafka_producer_anew");
+        log_warn("kafka_producer_replaced");
         close_producer(kafka, producer);
         producer = NULL;
         atomic_store(&kafka->is_producer_broken, false);
@@ -183,7 +183,7 @@ static enum status await_broker(struct kafka *kafka, const struct bus_message *m
                                                           : "no Kafka broker answers");
         if (status != STATUS_OK)
             break;
-        bus_kafka_wait_ms(&kafka->changed, &kafka->lock, left_ms < LOOK_MS ? left_ms : LOOK_MS);
+        clock_cond_wait(&kafka->changed, &kafka->lock, deadline_ns);
     }
     pthread_mutex_unlock(&kafka->lock);
     return status;
@@ -242,7 +242,7 @@ static void send_all(struct kafka *kafka, struct request *request, const struct 
                    RD_KAFKA_RESP_ERR__QUEUE_FULL &&
                clock_ms_left(deadline_ns) > 0 && !kafka_is_ending(kafka)) {
             pthread_mutex_lock(&kafka->lock);
-            bus_kafka_wait_ms(&kafka->changed, &kafka->lock, 5);
+            clock_cond_wait(&kafka->changed, &kafka->lock, clock_deadline_ms(5));
             pthread_mutex_unlock(&kafka->lock);
         }
         if (failure)
@@ -266,7 +266,8 @@ static enum status await_reports(struct kafka *kafka, struct request *request, i
             return error_set(error, STATUS_TIMEOUT, "Kafka did not acknowledge in time");
         if (left_ms == 0 || kafka_is_ending(kafka))
             break;
-        bus_kafka_wait_ms(&request->changed, &kafka->lock, left_ms < LOOK_MS ? left_ms : LOOK_MS);
+        clock_cond_wait(&request->changed, &kafka->lock,
+                        clock_deadline_ms(left_ms < LOOK_MS ? left_ms : LOOK_MS));
     }
     switch (request->failure) {
     case RD_KAFKA_RESP_ERR_NO_ERROR: return STATUS_OK;

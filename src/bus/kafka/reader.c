@@ -102,37 +102,31 @@ static bool open_consumer(struct kafka_reader *reader)
 
 /* ---- close ---- */
 
-/* Leaves the group, so that others need not wait for the end of the session. The rebalance that librdkafka requests meanwhile has
- * to be answered: without it the handle would never end. */
-static void leave_group(struct kafka_reader *reader)
-{
-    struct kafka *kafka = reader->kafka;
-    int64_t limit_ns = clock_deadline_ms(CLOSE_MS);
-    rd_kafka_error_t *error = rd_kafka_consumer_close_queue(reader->rk, reader->queue);
-
-    if (error) {
-        rd_kafka_error_destroy(error);
-        return;
-    }
-    while (!rd_kafka_consumer_closed(reader->rk) && clock_mono_ns() < limit_ns &&
-           atomic_load(&kafka->is_up) && !atomic_load(&kafka->is_interrupted)) {
-        rd_kafka_message_t *message = rd_kafka_consumer_poll(reader->rk, 20);
-        if (message)
-            rd_kafka_message_destroy(message);
-    }
-    if (!rd_kafka_consumer_closed(reader->rk))
-        rd_kafka_assign(reader->rk, NULL);
-}
-
 /* The last commit, the group, the handle. A broker that does not answer is not waited for. */
 static void close_consumer(struct kafka_reader *reader)
 {
+    struct kafka *kafka = reader->kafka;
+    int64_t limit_ns = clock_deadline_ms(CLOSE_MS);
+
     bus_kafka_group_leave(reader);
-    if (atomic_load(&reader->kafka->is_up))
-        leave_group(reader);
+    if (atomic_load(&kafka->is_up)) {
+        /* Others need not wait for the end of the session. The rebalance that librdkafka requests meanwhile has to be answered:
+         * without it the handle would never end. */
+        rd_kafka_error_t *error = rd_kafka_consumer_close_queue(reader->rk, reader->queue);
+        while (!error && !rd_kafka_consumer_closed(reader->rk) && clock_mono_ns() < limit_ns &&
+               atomic_load(&kafka->is_up) && !atomic_load(&kafka->is_interrupted)) {
+            rd_kafka_message_t *message = rd_kafka_consumer_poll(reader->rk, 20);
+            if (message)
+                rd_kafka_message_destroy(message);
+        }
+        if (error)
+            rd_kafka_error_destroy(error);
+        else if (!rd_kafka_consumer_closed(reader->rk))
+            rd_kafka_assign(reader->rk, NULL);
+    }
     pthread_mutex_lock(&reader->lock);
     while (reader->running > 0) /* they hold messages of this handle */
-        bus_kafka_wait_ms(&reader->idle, &reader->lock, POLL_MS);
+        clock_cond_wait(&reader->idle, &reader->lock, CLOCK_NEVER);
     rd_kafka_queue_t *queue = reader->queue;
     rd_kafka_t *rk = reader->rk;
     reader->queue = NULL;
@@ -147,41 +141,33 @@ static void close_consumer(struct kafka_reader *reader)
 
 /* ---- poll ---- */
 
-static void note_error(struct kafka_reader *reader, const rd_kafka_message_t *message)
-{
-    const struct bus_subscription *spec = &reader->consumer.spec;
-    int64_t now_ns = clock_mono_ns();
-
-    if (message->err == RD_KAFKA_RESP_ERR__AUTO_OFFSET_RESET ||
-        message->err == RD_KAFKA_RESP_ERR_OFFSET_OUT_OF_RANGE) {
-        struct kafka_partition *partition = bus_kafka_partition_find(reader, message->partition);
-        if (partition)
-            partition->is_out_of_range = true;
-        return;
-    }
-    if (message->err == RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART)
-        bus_kafka_topic_missing(reader->kafka, spec->topic);
-    if (message->err == RD_KAFKA_RESP_ERR__FATAL || rd_kafka_fatal_error(reader->rk, NULL, 0))
-        reader->is_broken = true;
-    if (now_ns < reader->log_at_ns)
-        return;
-    reader->log_at_ns = now_ns + LOG_MS * CLOCK_NS_PER_MS;
-    log_warn("kafka_reader_waits", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
-             LOG_CSTR("error", rd_kafka_err2str(message->err)));
-}
-
 /* False: its partition has enough. */
 static bool take_message(struct kafka_reader *reader, rd_kafka_message_t *message)
 {
+    const struct bus_subscription *spec = &reader->consumer.spec;
+    struct kafka_partition *partition = bus_kafka_partition_find(reader, message->partition);
     bool has_room = true;
 
+    if (message->err == RD_KAFKA_RESP_ERR__AUTO_OFFSET_RESET ||
+        message->err == RD_KAFKA_RESP_ERR_OFFSET_OUT_OF_RANGE) {
+        if (partition)
+            partition->is_out_of_range = true;
+    } else if (message->err) {
+        if (message->err == RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART)
+            bus_kafka_topic_missing(reader->kafka, spec->topic);
+        if (message->err == RD_KAFKA_RESP_ERR__FATAL || rd_kafka_fatal_error(reader->rk, NULL, 0))
+            reader->is_broken = true;
+        if (clock_mono_ns() >= reader->log_at_ns) {
+            reader->log_at_ns = clock_deadline_ms(LOG_MS);
+            log_warn("kafka_reader_waits", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
+                     LOG_CSTR("error", rd_kafka_err2str(message->err)));
+        }
+    }
     if (message->err) {
-        note_error(reader, message);
         rd_kafka_message_destroy(message);
         return true;
     }
     pthread_mutex_lock(&reader->lock);
-    struct kafka_partition *partition = bus_kafka_partition_find(reader, message->partition);
     if (partition) {
         bus_kafka_partition_put(partition, message);
         has_room = !bus_kafka_partition_is_full(partition);
@@ -254,12 +240,12 @@ static void *run_reader(void *arg)
     pthread_mutex_lock(&kafka->lock); /* a topic of ours is created before it is read */
     while (topic->spec.partitions > 0 && !(atomic_load(&topic->known) && atomic_load(&kafka->is_up)) &&
            !is_closing(reader))
-        bus_kafka_wait_ms(&kafka->changed, &kafka->lock, REOPEN_MS);
+        clock_cond_wait(&kafka->changed, &kafka->lock, clock_deadline_ms(REOPEN_MS));
     pthread_mutex_unlock(&kafka->lock);
     while (!is_closing(reader)) {
         if (reader->state == READER_CLOSED && !open_consumer(reader)) {
             pthread_mutex_lock(&kafka->lock);
-            bus_kafka_wait_ms(&kafka->changed, &kafka->lock, REOPEN_MS);
+            clock_cond_wait(&kafka->changed, &kafka->lock, clock_deadline_ms(REOPEN_MS));
             pthread_mutex_unlock(&kafka->lock);
             continue;
         }

@@ -102,26 +102,6 @@ static void forget_missing(struct kafka *kafka)
 
 /* ---- create ---- */
 
-static rd_kafka_NewTopic_t *new_topic(const struct kafka *kafka, const struct bus_topic *spec)
-{
-    char why[128], number[24];
-    int replication = kafka->config.replication ? (int)kafka->config.replication : -1;
-    size_t batch_bytes = kafka->bus.message_bytes_max + KAFKA_RECORD_BYTES;
-    /* Kafka's retention waits for no group: so it is the longest that was configured */
-    int64_t keep_ms = spec->keep_ms_hard > spec->keep_ms ? spec->keep_ms_hard : spec->keep_ms;
-    rd_kafka_NewTopic_t *topic =
-        rd_kafka_NewTopic_new(spec->name, (int)spec->partitions, replication, why, sizeof why);
-
-    if (!topic)
-        return NULL;
-    snprintf(number, sizeof number, "%lld", spec->keep_ms == 0 ? -1LL : (long long)keep_ms);
-    rd_kafka_NewTopic_set_config(topic, "retention.ms", number);
-    snprintf(number, sizeof number, "%zu", batch_bytes);
-    if (batch_bytes > BATCH_BYTES_DEFAULT)
-        rd_kafka_NewTopic_set_config(topic, "max.message.bytes", number);
-    return topic;
-}
-
 static void log_results(struct kafka *kafka, rd_kafka_event_t *event)
 {
     const rd_kafka_CreateTopics_result_t *result = rd_kafka_event_CreateTopics_result(event);
@@ -138,10 +118,10 @@ static void log_results(struct kafka *kafka, rd_kafka_event_t *event)
             continue;
         struct kafka_topic *there = topic_of(kafka, topic);
         if (!error)
-            log_info("kafka_topic_made", LOG_CSTR("topic", topic->spec.name),
+            log_info("kafka_topic_created", LOG_CSTR("topic", topic->spec.name),
                      LOG_INT("partitions", topic->spec.partitions));
         else if (!there->is_refusal_logged)
-            log_warn("kafka_topic_not_made", LOG_CSTR("topic", topic->spec.name),
+            log_warn("kafka_topic_not_created", LOG_CSTR("topic", topic->spec.name),
                      LOG_CSTR("error", text ? text : rd_kafka_err2name(error)));
         there->is_refusal_logged = error != RD_KAFKA_RESP_ERR_NO_ERROR;
     }
@@ -154,14 +134,26 @@ static void create_topics(struct kafka *kafka, rd_kafka_t *rk)
     rd_kafka_AdminOptions_t *options = rd_kafka_AdminOptions_new(rk, RD_KAFKA_ADMIN_OP_CREATETOPICS);
     rd_kafka_queue_t *queue = rd_kafka_queue_new(rk);
     rd_kafka_event_t *event = NULL;
-    char why[128];
-    size_t count = 0;
+    int replication = kafka->config.replication ? (int)kafka->config.replication : -1;
+    size_t batch_bytes = kafka->bus.message_bytes_max + KAFKA_RECORD_BYTES, count = 0;
+    char why[128], number[24];
 
     for (size_t i = 0; i < kafka->bus.topic_count; i++) {
-        const struct bus_topic_state *topic = &kafka->bus.topics[i];
-        if (topic->spec.partitions > 0 && is_unknown(kafka, topic) && !kafka->topics[i].exists &&
-            (topics[count] = new_topic(kafka, &topic->spec)) != NULL)
-            count++;
+        const struct bus_topic *spec = &kafka->bus.topics[i].spec;
+        if (spec->partitions == 0 || !is_unknown(kafka, &kafka->bus.topics[i]) || kafka->topics[i].exists)
+            continue;
+        rd_kafka_NewTopic_t *topic =
+            rd_kafka_NewTopic_new(spec->name, (int)spec->partitions, replication, why, sizeof why);
+        if (!topic)
+            continue;
+        topics[count++] = topic;
+        /* Kafka's retention waits for no group: so it is the longest that was configured */
+        int64_t keep_ms = spec->keep_ms_hard > spec->keep_ms ? spec->keep_ms_hard : spec->keep_ms;
+        snprintf(number, sizeof number, "%lld", spec->keep_ms == 0 ? -1LL : (long long)keep_ms);
+        rd_kafka_NewTopic_set_config(topic, "retention.ms", number);
+        snprintf(number, sizeof number, "%zu", batch_bytes);
+        if (batch_bytes > BATCH_BYTES_DEFAULT)
+            rd_kafka_NewTopic_set_config(topic, "max.message.bytes", number);
     }
     rd_kafka_AdminOptions_set_request_timeout(options, 5 * KAFKA_ASK_MS, why, sizeof why);
     if (count > 0)

@@ -97,7 +97,7 @@ static void channel_subscribe(struct redis_channel *channel)
     struct error error;
     struct buf commands;
 
-    if (redis_link_open(&channel->link, redis_cluster_any(&redis->cluster), &error) != STATUS_OK) {
+    if (redis_link_open(&channel->link, &redis_cluster_next(&redis->cluster)->address, &error) != STATUS_OK) {
         on_channel_closed(&channel->link, &error);
         return;
     }

@@ -62,12 +62,20 @@ void redis_request_add_list(struct redis_request *request, const struct str *arg
     request->reply_count++;
 }
 
+/* `error`: there is no reply. */
 static void request_finish(struct redis_cluster *cluster, struct redis_request *request,
                            const struct error *error)
 {
+    const struct redis_reply *reply = request->reply;
+    struct error refusal;
+
     request->is_busy = false;
-    if (error || request->reply->kind != REDIS_ERROR)
+    if (!error && reply->kind == REDIS_ERROR) {
+        error_set(&refusal, STATUS_DB_ERROR, "%.*s", STR_ARG(str_utf8_cut(reply->text, 200)));
+        error = &refusal;
+    } else {
         atomic_store(&cluster->is_up, !error);
+    }
     request->on_done(request, error ? error->status : STATUS_OK, error);
 }
 
@@ -107,8 +115,7 @@ static struct redis_node *cluster_node(struct redis_cluster *cluster, const stru
     return node;
 }
 
-/* The next one that is not avoided, else any. */
-static struct redis_node *cluster_next(struct redis_cluster *cluster)
+struct redis_node *redis_cluster_next(struct redis_cluster *cluster)
 {
     struct redis_node *any = NULL;
     int64_t now_ns = clock_mono_ns();
@@ -120,11 +127,6 @@ static struct redis_node *cluster_next(struct redis_cluster *cluster)
         any = node->is_used ? node : any;
     }
     return any;
-}
-
-const struct redis_address *redis_cluster_any(struct redis_cluster *cluster)
-{
-    return &cluster_next(cluster)->address;
 }
 
 /* Of CLUSTER SLOTS: [[first, last, [host, port, …] …] …], masters and replicas. Nodes that it no longer lists, that are not
@@ -200,7 +202,7 @@ static void node_lost(struct redis_node *node, bool was_open, const struct error
     STAILQ_FOREACH_SAFE(request, &lost, link, after) {
         if (request->route->node == node)
             request->route->node = NULL;
-        struct redis_node *next = was_open || cluster->is_closing ? NULL : cluster_next(cluster);
+        struct redis_node *next = was_open || cluster->is_closing ? NULL : redis_cluster_next(cluster);
         if (next && next->avoided_until_ns <= clock_mono_ns() && ++request->sends < SENDS_MAX)
             request_send_to(next, request);
         else
@@ -222,12 +224,7 @@ static void on_overdue(struct loop_timer *timer)
 
 static void on_node_closed(struct redis_link *link, const struct error *error)
 {
-    struct redis_node *node = (struct redis_node *)link;
-    struct error copy = *error;
-
-    if (copy.status != STATUS_IO)
-        copy.status = STATUS_DB_DOWN;
-    node_lost(node, link->was_open, &copy);
+    node_lost((struct redis_node *)link, link->was_open, error);
 }
 
 static void on_node_open(struct redis_link *link)
@@ -364,7 +361,7 @@ void redis_cluster_send(struct redis_cluster *cluster, struct redis_request *req
     } else if (!cluster->is_known && request != &cluster->probe) {
         STAILQ_INSERT_TAIL(&cluster->waiting, request, link);
     } else {
-        request_send_to(node && node->is_used ? node : cluster_next(cluster), request);
+        request_send_to(node && node->is_used ? node : redis_cluster_next(cluster), request);
     }
 }
 
@@ -396,15 +393,15 @@ static void probe_in(struct redis_cluster *cluster, int64_t ms)
 static void on_probed(struct redis_request *request, enum status status, const struct error *error)
 {
     struct redis_cluster *cluster = CONTAINER_OF(request, struct redis_cluster, probe);
-    const struct redis_reply *reply = request->reply, *slots = NULL;
+    const struct redis_reply *slots =
+        status == STATUS_OK && !cluster->is_single ? redis_reply_at(request->reply, 0) : NULL;
+    const struct redis_reply *refusal = status == STATUS_DB_ERROR             ? request->reply
+                                        : slots && slots->kind == REDIS_ERROR ? slots
+                                                                              : NULL;
     struct error refused;
 
-    if (status == STATUS_OK && !cluster->is_single) {
-        slots = redis_reply_at(reply, 0);
-        reply = reply->kind == REDIS_ERROR ? reply : slots;
-    }
-    if (status == STATUS_OK && reply->kind == REDIS_ERROR) {
-        status = error_set(&refused, STATUS_DB_DOWN, "%.*s", STR_ARG(str_utf8_cut(reply->text, 200)));
+    if (refusal) {
+        status = error_set(&refused, STATUS_DB_DOWN, "%.*s", STR_ARG(str_utf8_cut(refusal->text, 200)));
         error = &refused;
         atomic_store(&cluster->is_up, false);
     }

@@ -31,7 +31,7 @@ struct redis_request {
     struct buf commands;
     size_t reply_count; /* how many replies the commands have */
     struct redis_route *route;
-    redis_done_fn *on_done;          /* status OK: there is a reply, and it is not a redirect */
+    redis_done_fn *on_done;          /* DB_ERROR: the reply is an error, which is no redirect */
     const struct redis_reply *reply; /* the first error, else the last reply */
     struct arena arena;              /* of the replies; reset by the next send */
     size_t replies_seen;
@@ -92,7 +92,7 @@ void redis_cluster_close(struct redis_cluster *cluster);
 void redis_cluster_deinit(struct redis_cluster *cluster);
 
 void redis_cluster_send(struct redis_cluster *cluster, struct redis_request *request); /* may call on_done */
-/* A node to subscribe to: the next one that is not avoided, another one on each call. */
-const struct redis_address *redis_cluster_any(struct redis_cluster *cluster);
+/* The next node that is not avoided, else any; another one on each call. */
+struct redis_node *redis_cluster_next(struct redis_cluster *cluster);
 
 #endif

@@ -97,8 +97,7 @@ static void on_published(struct redis_request *request, enum status status, cons
         publication->error = *error;
     for (size_t i = 0; i < publication->count && status == STATUS_OK; i++) {
         /* the first items of EXEC's reply are the ids */
-        const struct redis_reply *item =
-            request->reply->kind == REDIS_ERROR ? request->reply : redis_reply_at(request->reply, i);
+        const struct redis_reply *item = redis_reply_at(request->reply, i);
         if (item->kind != REDIS_TEXT || !redis_id_parse(item->text, &id)) {
             struct str text = item->text.ptr ? item->text : STR("the reply to EXEC has no id");
             status =

@@ -82,11 +82,18 @@ static void reader_failed(struct redis_reader *reader, const struct error *error
     reader_rest_until(reader, reader->wait_until_ns);
 }
 
-static void reader_refused(struct redis_reader *reader, struct str text)
+/* The reply is an error. NOGROUP: Redis lost its data, or another pod took this one for dead. */
+static void reader_refused(struct redis_reader *reader, const struct redis_reply *reply)
 {
     struct error error;
 
-    error_set(&error, STATUS_DB_ERROR, "%.*s", STR_ARG(str_utf8_cut(text, 200)));
+    if (reader->state == READER_READING && redis_reply_is_error(reply, "NOGROUP")) {
+        log_warn("redis_group_lost", LOG_CSTR("topic", reader->consumer.spec.topic),
+                 LOG_CSTR("group", reader->group));
+        reader_move(reader, READER_JOINING);
+        return;
+    }
+    error_set(&error, STATUS_DB_ERROR, "%.*s", STR_ARG(str_utf8_cut(reply->text, 200)));
     reader_failed(reader, &error);
 }
 
@@ -125,10 +132,16 @@ static void reader_joined(struct redis_reader *reader)
 {
     const struct redis_reply *created = redis_reply_at(reader->request.reply, 1);
     struct redis_stream_info info;
+    struct error error;
 
+    if (created->kind == REDIS_ERROR) {
+        reader_refused(reader, created);
+        return;
+    }
     if (created->kind != REDIS_TEXT ||
         !redis_stream_info_parse(redis_reply_at(reader->request.reply, 3), &info)) {
-        reader_refused(reader, created->kind == REDIS_ERROR ? created->text : STR("invalid reply to XGROUP"));
+        error_set(&error, STATUS_DB_ERROR, "invalid reply to XGROUP");
+        reader_failed(reader, &error);
         return;
     }
     backoff_reset(&reader->backoff);
@@ -256,15 +269,8 @@ static void reader_have_read(struct redis_reader *reader)
     struct redis_entries entries;
     struct error error = {0};
 
-    if (redis_reply_is_error(reply, "NOGROUP") || redis_reply_is_error(read, "NOGROUP")) {
-        /* Redis lost its data, or another pod took this one for dead. */
-        log_warn("redis_group_lost", LOG_CSTR("topic", reader->consumer.spec.topic),
-                 LOG_CSTR("group", reader->group));
-        reader_move(reader, READER_JOINING);
-        return;
-    }
-    if (reply->kind == REDIS_ERROR || read->kind == REDIS_ERROR) {
-        reader_refused(reader, reply->kind == REDIS_ERROR ? reply->text : read->text);
+    if (read->kind == REDIS_ERROR) {
+        reader_refused(reader, read);
         return;
     }
     if (reader->read != READ_NEW && !redis_stream_info_parse(redis_reply_at(reply, 1), &info))
@@ -300,12 +306,12 @@ static void on_answered(struct redis_request *request, enum status status, const
         return;
     if (status == STATUS_IO && reader->count_max > 1)
         reader->count_max /= 2; /* the reply may have been too large */
-    if (status != STATUS_OK)
+    if (status == STATUS_DB_ERROR && reader->state == READER_READING)
+        reader_refused(reader, request->reply);
+    else if (status != STATUS_OK)
         reader_failed(reader, error);
     else if (reader->state == READER_READING)
         reader_have_read(reader);
-    else if (request->reply->kind == REDIS_ERROR)
-        reader_refused(reader, request->reply->text);
     else
         reader_joined(reader);
     redis_reader_step(reader);
