@@ -34,7 +34,6 @@ static const char *expired_operator(const struct idempotency_table *table)
 }
 
 struct attempt {
-    struct db_pool *pool;
     const struct idempotency_table *table;
     struct http_request *request;
     const struct idempotency_effect *effect;
@@ -46,19 +45,21 @@ struct attempt {
     struct db_param look_params[LOOK_PARAMS + 1];
 };
 
-static struct db_statement look_statement(const struct attempt *run)
+/* Effect and stored answer are one statement. The effect's parameters come first, `at` of them. */
+static void write_statements(const struct attempt *run, unsigned at, struct db_statement *look,
+                             struct db_statement *store)
 {
-    return db_statement_of(
+    const char *table = run->table->name, *expired = expired_operator(run->table);
+    const char *failures = run->request->route->key_stores_failures
+                               ? " OR (status < 500 AND status NOT IN (400, 401, 403))"
+                               : "";
+
+    *look = db_statement_of(
         arena_printf(run->request->arena,
                      "SELECT platform.idempotency_found((SELECT request_hash = $6 FROM %s WHERE " SCOPE_SQL
                      " AND NOT expires_at %s statement_timestamp()))",
-                     run->table->name, expired_operator(run->table)));
-}
-
-/* Effect and stored answer are one statement. The effect's parameters come first, `at` of them. */
-static struct db_statement store_statement(const struct attempt *run, unsigned at)
-{
-    return db_statement_of(arena_printf(
+                     table, expired));
+    *store = db_statement_of(arena_printf(
         run->request->arena,
         "WITH effect (status, body) AS MATERIALIZED (%.*s), stored AS ("
         "INSERT INTO %s AS k (tenant_id, subject, method, route, idempotency_key, request_hash,"
@@ -71,11 +72,8 @@ static struct db_statement store_statement(const struct attempt *run, unsigned a
         " expires_at = excluded.expires_at"
         " WHERE platform.idempotency_overwrite(k.expires_at %s statement_timestamp()))"
         " SELECT * FROM effect",
-        STR_ARG(run->effect->statement->text), run->table->name, at + 1, at + 2, at + 3, at + 4, at + 5,
-        at + 6, at + 7,
-        run->request->route->key_stores_failures ? " OR (status < 500 AND status NOT IN (400, 401, 403))"
-                                                 : "",
-        expired_operator(run->table)));
+        STR_ARG(run->effect->statement->text), table, at + 1, at + 2, at + 3, at + 4, at + 5, at + 6, at + 7,
+        failures, expired));
 }
 
 /* ---- one attempt ---- */
@@ -159,7 +157,8 @@ static enum status run_with_key(struct attempt *run, struct db_conn *conn,
     memcpy(params + first, run->look_params, LOOK_PARAMS * sizeof *params);
     params[first + LOOK_PARAMS] = db_i64(run->table->ttl_ms);
     params[first + STORE_PARAMS] = DB_END;
-    struct db_statement look = look_statement(run), store = store_statement(run, first);
+    struct db_statement look, store;
+    write_statements(run, first, &look, &store);
     enum { AT_LOCK = 1, AT_EFFECT = 3, STATEMENTS = 5 };
     const struct {
         const struct db_statement *statement;
@@ -203,27 +202,6 @@ static enum status run_with_key(struct attempt *run, struct db_conn *conn,
     return status;
 }
 
-static enum status run_once(struct attempt *run, bool *connected, struct idempotency_outcome *outcome,
-                            struct error *error)
-{
-    struct db_conn *conn = NULL;
-    struct db_result *rows;
-    enum status status = db_acquire(run->pool, run->deadline_ns, &conn, error);
-
-    *connected = status == STATUS_OK;
-    if (status != STATUS_OK)
-        return status;
-    if (run->request->idempotency_key.ptr) {
-        status = run_with_key(run, conn, outcome, error);
-    } else {
-        status = db_query(conn, run->effect->statement, run->effect->params, run->deadline_ns, &rows, error);
-        if (status == STATUS_OK)
-            status = take_effect(rows, outcome, error);
-    }
-    db_release(conn); /* rolls back what was not committed */
-    return status;
-}
-
 /* ---- the run ---- */
 
 static void set_key(struct attempt *run, struct str tenant, struct str subject)
@@ -251,9 +229,8 @@ enum status idempotency_run(struct db_pool *pool, const struct idempotency_table
                             const struct idempotency_effect *effect, int64_t deadline_ns,
                             struct idempotency_outcome *outcome, struct error *error)
 {
-    struct attempt run = {
-        .pool = pool, .table = table, .request = request, .effect = effect, .deadline_ns = deadline_ns};
-    bool has_key = request->idempotency_key.ptr != NULL, connected = false, may_retry;
+    struct attempt run = {.table = table, .request = request, .effect = effect, .deadline_ns = deadline_ns};
+    bool has_key = request->idempotency_key.ptr != NULL, may_retry;
     enum status status;
     int tries = 0;
 
@@ -261,9 +238,20 @@ enum status idempotency_run(struct db_pool *pool, const struct idempotency_table
         set_key(&run, tenant, subject);
     FAILPOINT("idempotency.before_begin");
     do {
-        status = run_once(&run, &connected, outcome, error);
+        struct db_conn *conn = NULL;
+        struct db_result *rows;
+        status = db_acquire(pool, deadline_ns, &conn, error);
+        if (status == STATUS_OK && has_key) {
+            status = run_with_key(&run, conn, outcome, error);
+        } else if (status == STATUS_OK) {
+            status = db_query(conn, effect->statement, effect->params, deadline_ns, &rows, error);
+            if (status == STATUS_OK)
+                status = take_effect(rows, outcome, error);
+        }
         /* A lost connection may have been an old one; with a key, a retry finds out whether it committed. */
-        may_retry = status == STATUS_DB_RETRY || (status == STATUS_DB_DOWN && connected && has_key);
+        may_retry = status == STATUS_DB_RETRY || (status == STATUS_DB_DOWN && conn && has_key);
+        if (conn)
+            db_release(conn); /* rolls back what was not committed */
     } while (may_retry && ++tries < TRIES_MAX && clock_mono_ns() < deadline_ns);
     FAILPOINT("idempotency.after_commit");
     if (status == STATUS_OK && run.unknown) /* the stored answer may be of this call */

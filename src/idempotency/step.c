@@ -329,28 +329,6 @@ static enum http_step refuse_key(struct http_request *request, const struct erro
     return HTTP_STEP_ANSWERED;
 }
 
-static enum http_step take_or_wait(struct idempotency *idempotency, struct http_request *request,
-                                   const struct key_id *id)
-{
-    uint64_t hash = key_hash(id);
-    struct shard *shard = shard_of(idempotency, hash);
-    enum http_step step = HTTP_STEP_PASS;
-
-    pthread_mutex_lock(&shard->mutex);
-    struct use *holder = find_holder(shard, id, hash);
-    struct use *use = holder ? memory_alloc(sizeof *use) : arena_alloc(request->arena, sizeof *use);
-    *use = (struct use){.idempotency = idempotency, .id = *id, .is_heap = holder != NULL};
-    TAILQ_INIT(&use->waiting);
-    if (holder) {
-        step = wait_for(holder, request, use);
-    } else {
-        map_add(&shard->uses, &use->node, hash);
-        request->idempotency_memo = use;
-    }
-    pthread_mutex_unlock(&shard->mutex);
-    return step;
-}
-
 enum http_step idempotency_enter(struct idempotency *idempotency, struct http_request *request,
                                  struct str tenant, struct str subject)
 {
@@ -375,5 +353,20 @@ enum http_step idempotency_enter(struct idempotency *idempotency, struct http_re
     if (request->route->idempotency == HTTP_KEY_REJECT)
         return HTTP_STEP_PASS;
     struct key_id id = key_id_of(request, tenant, subject, key);
-    return take_or_wait(idempotency, request, &id);
+    uint64_t hash = key_hash(&id);
+    struct shard *shard = shard_of(idempotency, hash);
+    enum http_step step = HTTP_STEP_PASS;
+    pthread_mutex_lock(&shard->mutex);
+    struct use *holder = find_holder(shard, &id, hash);
+    struct use *use = holder ? memory_alloc(sizeof *use) : arena_alloc(request->arena, sizeof *use);
+    *use = (struct use){.idempotency = idempotency, .id = id, .is_heap = holder != NULL};
+    TAILQ_INIT(&use->waiting);
+    if (holder) {
+        step = wait_for(holder, request, use);
+    } else {
+        map_add(&shard->uses, &use->node, hash);
+        request->idempotency_memo = use;
+    }
+    pthread_mutex_unlock(&shard->mutex);
+    return step;
 }
