@@ -4,6 +4,7 @@
 
 #include <stdatomic.h>
 
+#include "base/list.h"
 #include "stream/stream.h"
 
 /* Holds a reference to the next one, so that a finger anywhere finds its way to the end. */
@@ -28,13 +29,13 @@ enum stream_lead {
 /* A finger. It travels to its loop as a message, and back to the owner when it is done, to be freed there. */
 struct stream_subscriber {
     struct loop_message message;
-    struct stream_topic *topic; /* referenced */
-    struct stream_subscriber *next, **link;
-    struct loop_park_ref ref;       /* of the parked request, then of the stream */
-    struct stream_segment *opening; /* given first; NULL = none, or over */
-    struct stream_segment *at;      /* referenced; given up to `offset`; NULL = not on the chain */
-    size_t offset;                  /* of the opening while there is one */
-    int64_t position;               /* the newest when it was admitted */
+    struct stream_topic *topic;          /* referenced */
+    LIST_ENTRY(stream_subscriber) entry; /* of its loop's list */
+    struct loop_park_ref ref;            /* of the parked request, then of the stream */
+    struct stream_segment *opening;      /* given first; NULL = none, or over */
+    struct stream_segment *at;           /* referenced; given up to `offset`; NULL = not on the chain */
+    size_t offset;                       /* of the opening while there is one */
+    int64_t position;                    /* the newest when it was admitted */
     int64_t expires_at_s;
     uint32_t beats; /* heartbeats of its loop it has had, or did not need */
     bool greets;
@@ -50,14 +51,14 @@ struct stream_subscriber {
     bool handed_refusal;
     enum stream_lead lead; /* the owner's, as all below */
     bool is_gone;
-    struct stream_subscriber *ahead_next;
+    LIST_ENTRY(stream_subscriber) ahead;
 };
 
 /* One loop's part of a topic: touched by that loop alone. */
 struct stream_local {
     struct stream_topic *topic;
     struct loop *loop;
-    struct stream_subscriber *subscribers;
+    LIST_HEAD(, stream_subscriber) subscribers;
     uint64_t cut_sequence; /* subscribers before it are cut off */
     uint32_t beats;
     bool is_closed;
@@ -82,8 +83,8 @@ struct stream_topic {
     uint64_t quiet_sequence; /* the newest when it was last quiet */
     struct loop_timer quiet;
     size_t subscriber_count;
-    struct stream_subscriber *ahead;
-    unsigned *members; /* per loop: how many were admitted there */
+    LIST_HEAD(, stream_subscriber) ahead; /* whose positions are yet to come */
+    unsigned *members;                    /* per loop: how many were admitted there */
 
     struct stream_local locals[];
 };

@@ -55,7 +55,7 @@ static void wake_some(struct stream_local *local)
 {
     for (unsigned i = 0; i < WAKES_PER_TICK && local->wake_next; i++) {
         struct stream_subscriber *subscriber = local->wake_next;
-        local->wake_next = subscriber->next;
+        local->wake_next = LIST_NEXT(subscriber, entry);
         bool may_stay = !is_left_behind(subscriber, local) ||
                         (can_be_led(subscriber) && http_stream_is_taken(subscriber->ref));
         if (may_stay || cut_off(subscriber))
@@ -64,7 +64,7 @@ static void wake_some(struct stream_local *local)
             http_stream_cut(subscriber->ref);
     }
     if (!local->wake_next && local->wake_again) {
-        local->wake_next = local->subscribers;
+        local->wake_next = LIST_FIRST(&local->subscribers);
         local->wake_again = false;
     }
     local->is_waking = local->wake_next != NULL;
@@ -89,7 +89,7 @@ static void wake_all(struct stream_local *local)
         local->wake_again = true;
         return;
     }
-    local->wake_next = local->subscribers;
+    local->wake_next = LIST_FIRST(&local->subscribers);
     wake_some(local);
 }
 
@@ -113,7 +113,7 @@ static void start_heartbeat(struct stream_local *local)
 void stream_local_advance(struct stream_local *local, uint64_t cut_sequence)
 {
     local->cut_sequence = cut_sequence;
-    if (!local->subscribers)
+    if (LIST_EMPTY(&local->subscribers))
         return;
     start_heartbeat(local); /* a segment just sent is as good as a heartbeat */
     wake_all(local);
@@ -240,11 +240,9 @@ static void release(void *context)
     struct stream_subscriber *subscriber = context;
     struct stream_local *local = local_of(subscriber);
     if (local->wake_next == subscriber)
-        local->wake_next = subscriber->next;
-    *subscriber->link = subscriber->next;
-    if (subscriber->next)
-        subscriber->next->link = subscriber->link;
-    if (!local->subscribers)
+        local->wake_next = LIST_NEXT(subscriber, entry);
+    LIST_REMOVE(subscriber, entry);
+    if (LIST_EMPTY(&local->subscribers))
         loop_timer_stop(local->loop, &local->heartbeat);
     metric_change(subscriber->topic->config.subscribers, -1);
     if (!subscriber->is_asking) {
@@ -290,14 +288,10 @@ void stream_send(struct stream_subscriber *subscriber, struct http_request *requ
     struct stream_local *local = local_of(subscriber);
     subscriber->expires_at_s = expires_at_s;
     subscriber->beats = local->beats;
-    subscriber->next = local->subscribers;
-    subscriber->link = &local->subscribers;
-    if (subscriber->next)
-        subscriber->next->link = &subscriber->next;
-    local->subscribers = subscriber;
-    metric_change(subscriber->topic->config.subscribers, 1);
-    if (!subscriber->next)
+    if (LIST_EMPTY(&local->subscribers))
         start_heartbeat(local);
+    LIST_INSERT_HEAD(&local->subscribers, subscriber, entry);
+    metric_change(subscriber->topic->config.subscribers, 1);
     http_send_stream(
         request, response,
         &(struct http_source){

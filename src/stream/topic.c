@@ -274,8 +274,7 @@ static void lead_on(struct stream_subscriber *subscriber)
         hand_back(subscriber);
     } else if (subscriber->after > topic->newest->to) {
         subscriber->lead = STREAM_LEAD_AHEAD;
-        subscriber->ahead_next = topic->ahead;
-        topic->ahead = subscriber;
+        LIST_INSERT_HEAD(&topic->ahead, subscriber, ahead);
     } else {
         subscriber->lead = STREAM_LEAD_READING;
         topic->config.read_page(topic->config.context, subscriber, subscriber->after);
@@ -296,9 +295,9 @@ void stream_topic_publish(struct stream_topic *topic, struct stream_segment *seg
         loop_timer_start(owner, &topic->quiet,
                          loop_now_ns(owner) + topic->config.limits.heartbeat_ms * CLOCK_NS_PER_MS, on_quiet);
     tell_loops(topic, false);
-    struct stream_subscriber *ahead = topic->ahead, *next;
-    for (topic->ahead = NULL; ahead; ahead = next) {
-        next = ahead->ahead_next;
+    struct stream_subscriber *ahead, *next;
+    LIST_FOREACH_SAFE(ahead, &topic->ahead, ahead, next) {
+        LIST_REMOVE(ahead, ahead);
         lead_on(ahead);
     }
 }
@@ -342,9 +341,6 @@ void stream_subscriber_gone(struct loop *loop, struct loop_message *message)
         subscriber->is_gone = true;
     if (subscriber->lead != STREAM_LEAD_AHEAD)
         return; /* handed back: its loop sends it on */
-    struct stream_subscriber **link = &subscriber->topic->ahead;
-    while (*link != subscriber)
-        link = &(*link)->ahead_next;
-    *link = subscriber->ahead_next;
+    LIST_REMOVE(subscriber, ahead);
     stream_subscriber_left(loop, &subscriber->message);
 }
