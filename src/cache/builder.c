@@ -35,18 +35,12 @@ struct cache_builder {
     size_t staged_count, staged_capacity;
 };
 
-static uint64_t next_birth(void)
-{
-    static _Atomic uint64_t last;
-
-    return atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1;
-}
-
 struct cache_builder *cache_builder_create(struct cache_snapshot *base, uint64_t memory_max)
 {
+    static _Atomic uint64_t last_birth;
     struct cache_builder *builder = memory_zalloc(sizeof(*builder));
 
-    builder->build.birth = next_birth();
+    builder->build.birth = atomic_fetch_add_explicit(&last_birth, 1, memory_order_relaxed) + 1;
     builder->memory_max = memory_max;
     builder->payload_bytes_max = PAYLOAD_LEN_MAX;
     builder->base = base;
@@ -67,15 +61,6 @@ void cache_builder_limit_payloads(struct cache_builder *builder, size_t payload_
 }
 
 /* ---- what the snapshot's numbers say ---- */
-static void count_in(struct cache_builder *builder, const struct cache_record *record)
-{
-    struct cache_info *info = &builder->next->info;
-
-    info->item_count++;
-    info->body_bytes += record->body_len;
-    hash128_add(&info->digest, cache_record_digest(record));
-}
-
 /* Also gives the record's bytes back, so nothing may lead to it any more. */
 static void count_out(struct cache_builder *builder, const struct cache_record *record)
 {
@@ -88,19 +73,6 @@ static void count_out(struct cache_builder *builder, const struct cache_record *
 }
 
 /* ---- staging ---- */
-static size_t common_len(struct str a, struct str b, size_t max)
-{
-    size_t len = 0;
-
-    max = max < a.len ? max : a.len;
-    max = max < b.len ? max : b.len;
-    if (memcmp(a.ptr, b.ptr, max) == 0)
-        return max;
-    while (a.ptr[len] == b.ptr[len])
-        len++;
-    return len;
-}
-
 static void stage(struct cache_builder *builder, uint64_t hash, struct cache_record *record)
 {
     struct str key = record_key(record);
@@ -112,12 +84,20 @@ static void stage(struct cache_builder *builder, uint64_t hash, struct cache_rec
                                              capacity * sizeof(struct staged));
         builder->staged_capacity = capacity;
     }
-    if (count == 0)
+    if (count == 0) {
         builder->common = key.len;
-    else
-        builder->common = common_len(record_key(builder->staged[0].record), key, builder->common);
-    if (builder->ascending && count > 0)
-        builder->ascending = str_compare(record_key(builder->staged[count - 1].record), key) < 0;
+    } else {
+        const char *first = record_key(builder->staged[0].record).ptr;
+        size_t common = builder->common < key.len ? builder->common : key.len, len = 0;
+        if (memcmp(first, key.ptr, common) != 0) {
+            while (first[len] == key.ptr[len])
+                len++;
+            common = len;
+        }
+        builder->common = common;
+        if (builder->ascending)
+            builder->ascending = str_compare(record_key(builder->staged[count - 1].record), key) < 0;
+    }
     builder->staged[builder->staged_count++] = (struct staged){hash, record};
 }
 
@@ -129,20 +109,9 @@ static void unstage_all(struct cache_builder *builder)
     builder->staging = false;
 }
 
-static void load_order_ascending(struct cache_builder *builder)
-{
-    for (size_t i = 0; i < builder->staged_count; i++)
-        cache_order_append(&builder->next->order, &builder->build, builder->staged[i].record);
-}
-
-static bool same_key(const struct sort_entry *a, const struct sort_entry *b)
-{
-    return a->prefix == b->prefix && str_eq(record_key(a->record), record_key(b->record));
-}
-
 static void load_order_sorted(struct cache_builder *builder)
 {
-    size_t count = builder->staged_count, bytes = count * sizeof(struct sort_entry);
+    size_t count = builder->staged_count, bytes = count * sizeof(struct sort_entry), kept = 0;
     struct sort_entry *entries = cache_scratch_alloc(bytes), *scratch = cache_scratch_alloc(bytes);
 
     for (size_t i = 0; i < count; i++)
@@ -150,7 +119,8 @@ static void load_order_sorted(struct cache_builder *builder)
     cache_sort(entries, scratch, count, builder->common);
     cache_scratch_free(scratch, bytes);
     for (size_t i = 0; i < count; i++) {
-        if (i + 1 < count && same_key(&entries[i], &entries[i + 1])) {
+        if (i + 1 < count && entries[i].prefix == entries[i + 1].prefix &&
+            str_eq(record_key(entries[i].record), record_key(entries[i + 1].record))) {
             entries[i].record->flags |= RECORD_REPLACED;
             builder->replaced++;
         } else {
@@ -158,13 +128,9 @@ static void load_order_sorted(struct cache_builder *builder)
         }
     }
     cache_scratch_free(entries, bytes);
-}
-
-static void drop_replaced(struct cache_builder *builder)
-{
-    size_t kept = 0;
-
-    for (size_t i = 0; i < builder->staged_count; i++)
+    if (builder->replaced == 0)
+        return;
+    for (size_t i = 0; i < count; i++)
         if (builder->staged[i].record->flags & RECORD_REPLACED)
             count_out(builder, builder->staged[i].record);
         else
@@ -177,13 +143,11 @@ static void settle(struct cache_builder *builder)
 {
     if (!builder->staging)
         return;
-    if (builder->ascending)
-        load_order_ascending(builder);
-    else
+    if (!builder->ascending)
         load_order_sorted(builder);
+    for (size_t i = 0; builder->ascending && i < builder->staged_count; i++)
+        cache_order_append(&builder->next->order, &builder->build, builder->staged[i].record);
     cache_order_trim(&builder->next->order);
-    if (builder->replaced > 0)
-        drop_replaced(builder);
     cache_hash_load(&builder->next->hash, &builder->build, builder->staged, builder->staged_count);
     unstage_all(builder);
 }
@@ -207,33 +171,39 @@ static enum status check_item(const struct cache_builder *builder, struct str ke
     return STATUS_OK;
 }
 
-static enum status check_memory(const struct cache_builder *builder, size_t size, struct error *error)
+enum status cache_builder_put(struct cache_builder *builder, struct str key, struct str payload,
+                              struct error *error)
 {
-    uint64_t held = cache_snapshot_memory(builder->next) +
-                    (builder->staged_count + 1) * (uint64_t)INDEX_BYTES_PER_ITEM + size;
-
-    if (builder->memory_max == 0 || held <= builder->memory_max)
-        return STATUS_OK;
-    return error_set(
-        error, STATUS_NO_MEMORY, "more than the %llu bytes of memory allowed are needed (after %llu items)",
-        (unsigned long long)builder->memory_max, (unsigned long long)builder->next->info.item_count);
-}
-
-static struct cache_record *write_record(struct cache_builder *builder, const struct record_shape *shape,
-                                         struct str key, struct str payload)
-{
-    struct cache_record *record = cache_chunks_alloc(&builder->next->chunks, &builder->build, shape->size);
-
-    cache_record_write(record, shape, key, payload);
-    count_in(builder, record);
-    return record;
-}
-
-static void index_record(struct cache_builder *builder, uint64_t hash, const struct cache_record *old,
-                         const struct cache_record *record)
-{
+    enum status status = check_item(builder, key, payload, error);
     struct cache_snapshot *next = builder->next;
+    const struct cache_record *old = NULL;
 
+    if (status != STATUS_OK)
+        return status;
+    uint64_t hash = hash_seeded(key);
+    if (!builder->staging)
+        old = cache_hash_find(&next->hash, hash, key);
+    builder->replaced += old && !builder->base;
+    if (old && str_eq(cache_record_payload(old), payload))
+        return STATUS_OK;
+
+    struct record_shape shape = cache_record_shape(key, payload);
+    uint64_t held = cache_snapshot_memory(next) +
+                    (builder->staged_count + 1) * (uint64_t)INDEX_BYTES_PER_ITEM + shape.size;
+    if (builder->memory_max > 0 && held > builder->memory_max)
+        return error_set(error, STATUS_NO_MEMORY,
+                         "more than the %llu bytes of memory allowed are needed (after %llu items)",
+                         (unsigned long long)builder->memory_max, (unsigned long long)next->info.item_count);
+    builder->changes++;
+    struct cache_record *record = cache_chunks_alloc(&next->chunks, &builder->build, shape.size);
+    cache_record_write(record, &shape, key, payload);
+    next->info.item_count++;
+    next->info.body_bytes += record->body_len;
+    hash128_add(&next->info.digest, cache_record_digest(record));
+    if (builder->staging) {
+        stage(builder, hash, record);
+        return STATUS_OK;
+    }
     if (old)
         cache_hash_replace(&next->hash, &builder->build, hash, old, record);
     else
@@ -241,36 +211,6 @@ static void index_record(struct cache_builder *builder, uint64_t hash, const str
     cache_order_put(&next->order, &builder->build, record);
     if (old)
         count_out(builder, old);
-}
-
-enum status cache_builder_put(struct cache_builder *builder, struct str key, struct str payload,
-                              struct error *error)
-{
-    enum status status = check_item(builder, key, payload, error);
-    const struct cache_record *old = NULL;
-    struct cache_record *record;
-    struct record_shape shape;
-    uint64_t hash;
-
-    if (status != STATUS_OK)
-        return status;
-    hash = hash_seeded(key);
-    if (!builder->staging)
-        old = cache_hash_find(&builder->next->hash, hash, key);
-    builder->replaced += old && !builder->base;
-    if (old && str_eq(cache_record_payload(old), payload))
-        return STATUS_OK;
-
-    shape = cache_record_shape(key, payload);
-    status = check_memory(builder, shape.size, error);
-    if (status != STATUS_OK)
-        return status;
-    builder->changes++;
-    record = write_record(builder, &shape, key, payload);
-    if (builder->staging)
-        stage(builder, hash, record);
-    else
-        index_record(builder, hash, old, record);
     return STATUS_OK;
 }
 
@@ -300,6 +240,61 @@ size_t cache_builder_replaced(struct cache_builder *builder)
 uint64_t cache_builder_copied_bytes(const struct cache_builder *builder)
 {
     return builder->build.copied_bytes;
+}
+
+/* ---- sweeping: a replaced record leaves its bytes behind in a chunk, and a chunk goes only when all of its records
+ * have.
+ *
+ * Each delta build moves a few records out of a chunk that is mostly dead, picking up where the build before it stopped.
+ * At half dead, moving one record frees the room of one more; so two moves for every change keep the garbage bounded
+ * however long it goes on, while a small delta stays small. ---- */
+
+#define MOVES_BASE 4
+#define MOVES_PER_CHANGE 2
+#define VISITS_PER_MOVE 8 /* dead records are passed over, which costs a lookup each */
+
+/* Goes on with the victim at hand, or looks for one through one node of the table, in turn. */
+static bool has_victim(struct chunk_table *table)
+{
+    const struct chunk_entry *sparsest = NULL;
+
+    if (table->victim != CHUNK_NONE || table->node_count == 0)
+        return table->victim != CHUNK_NONE;
+    const struct chunk_node *node = table->nodes[table->sweep_node++ % table->node_count];
+    for (size_t i = 0; i < CHUNK_NODE_ENTRIES; i++) {
+        const struct chunk_entry *entry = &node->entries[i];
+        bool is_sparse = entry->chunk && entry->chunk->index != table->tail && entry->live < entry->used / 2;
+        if (is_sparse && (!sparsest || entry->live < sparsest->live))
+            sparsest = entry;
+    }
+    if (sparsest)
+        table->victim = sparsest->chunk->index;
+    return sparsest;
+}
+
+void cache_sweep(struct cache_snapshot *next, struct build *build, size_t changes)
+{
+    struct chunk_table *table = &next->chunks;
+    size_t moves = MOVES_BASE + MOVES_PER_CHANGE * changes;
+
+    /* A chunk's last live record takes the chunk along, and then another may be chosen. */
+    for (size_t visits = moves * VISITS_PER_MOVE; moves > 0 && visits > 0 && has_victim(table); visits--) {
+        struct chunk_entry *entry = cache_chunks_own_entry(table, build, table->victim);
+        const struct cache_record *record =
+            (const struct cache_record *)((const char *)entry->chunk + entry->swept);
+        size_t size = cache_record_size(record);
+        assert(entry->swept < entry->used);
+        entry->swept += (uint32_t)size;
+        uint64_t hash = hash_seeded(record_key(record));
+        if (cache_hash_find(&next->hash, hash, record_key(record)) != record)
+            continue; /* this version no longer leads to it */
+        struct cache_record *copy = memcpy(cache_chunks_alloc(table, build, size), record, size);
+        build->copied_bytes += size;
+        cache_hash_replace(&next->hash, build, hash, record, copy);
+        cache_order_put(&next->order, build, copy);
+        cache_chunks_forget(table, build, record);
+        moves--;
+    }
 }
 
 /* ---- the end ---- */

@@ -42,7 +42,9 @@ void cache_find_many(const struct cache_snapshot *snapshot, const struct str *ke
 /* In bytewise key order, starting behind `after` (empty = from the first). O(log n) to start, O(1) a step. */
 struct cache_cursor {
     const struct cache_snapshot *snapshot;
-    size_t node, leaf, at; /* inside */
+    struct order_place {
+        size_t node, leaf, at;
+    } place; /* inside */
 };
 void cache_cursor_init(struct cache_cursor *cursor, const struct cache_snapshot *snapshot, struct str after);
 const struct cache_record *cache_cursor_next(struct cache_cursor *cursor); /* NULL at the end */

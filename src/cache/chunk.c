@@ -22,30 +22,28 @@ static size_t pages_up(size_t size)
     return (size + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1);
 }
 
-/* Maps a chunk more than is needed and gives back what lies outside the aligned part. */
-static struct chunk *map_aligned(size_t size)
+/* Ends the process the way every allocation does when there is no memory. */
+static void *checked(void *mapping)
 {
-    size_t reserved = size + CHUNK_BYTES;
-    char *start = mmap(NULL, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    size_t before, behind;
-
-    if (start == MAP_FAILED)
-        return NULL;
-    before = (CHUNK_BYTES - ((uintptr_t)start & (CHUNK_BYTES - 1))) & (CHUNK_BYTES - 1);
-    behind = reserved - before - size;
-    if (before > 0)
-        munmap(start, before);
-    if (behind > 0)
-        munmap(start + before + size, behind);
-    return (struct chunk *)(start + before);
+    return mapping == MAP_FAILED ? memory_alloc(SIZE_MAX / 2) : mapping;
 }
 
+void *cache_scratch_alloc(size_t size)
+{
+    return checked(mmap(NULL, size ? size : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+}
+
+/* Maps a chunk more than is needed and gives back what lies outside the aligned part. */
 static struct chunk *chunk_create(struct build *build, size_t size)
 {
-    struct chunk *chunk = map_aligned(size);
+    char *start = cache_scratch_alloc(size + CHUNK_BYTES);
+    size_t before = (CHUNK_BYTES - ((uintptr_t)start & (CHUNK_BYTES - 1))) & (CHUNK_BYTES - 1);
+    struct chunk *chunk = (struct chunk *)(start + before);
 
-    if (!chunk)
-        return memory_alloc(SIZE_MAX / 2); /* ends the process the way every allocation does */
+    if (before > 0)
+        munmap(start, before);
+    if (before < CHUNK_BYTES)
+        munmap((char *)chunk + size, CHUNK_BYTES - before);
     shared_init(&chunk->shared, build->birth);
     chunk->used = CHUNK_HEADER_BYTES;
     atomic_init(&chunk->claimed, true);
@@ -85,31 +83,10 @@ static void node_unref(struct chunk_node *node)
     free(node);
 }
 
-static struct chunk_node *node_copy(const struct chunk_node *node, struct build *build)
-{
-    struct chunk_node *copy = node_create(build);
-
-    memcpy(copy->entries, node->entries, sizeof(copy->entries));
-    for (size_t i = 0; i < CHUNK_NODE_ENTRIES; i++)
-        if (copy->entries[i].chunk)
-            shared_ref(&copy->entries[i].chunk->shared);
-    build->copied_bytes += sizeof(*copy);
-    return copy;
-}
-
-void cache_chunks_init(struct chunk_table *table)
-{
-    *table = (struct chunk_table){.tail = CHUNK_NONE, .victim = CHUNK_NONE};
-}
-
 void cache_chunks_copy(struct chunk_table *table, const struct chunk_table *base)
 {
     *table = *base;
-    table->nodes = memory_realloc_array(NULL, base->node_count, sizeof(struct chunk_node *));
-    for (uint32_t i = 0; i < base->node_count; i++) {
-        table->nodes[i] = base->nodes[i];
-        shared_ref(&table->nodes[i]->shared);
-    }
+    table->nodes = cache_shared_copy(base->nodes, base->node_count);
 }
 
 void cache_chunks_deinit(struct chunk_table *table)
@@ -129,32 +106,34 @@ struct chunk_entry *cache_chunks_own_entry(struct chunk_table *table, struct bui
     struct chunk_node **node = &table->nodes[index / CHUNK_NODE_ENTRIES];
 
     if ((*node)->shared.birth != build->birth) {
-        struct chunk_node *copy = node_copy(*node, build);
+        struct chunk_node *copy = node_create(build);
+        memcpy(copy->entries, (*node)->entries, sizeof(copy->entries));
+        for (size_t i = 0; i < CHUNK_NODE_ENTRIES; i++)
+            if (copy->entries[i].chunk)
+                shared_ref(&copy->entries[i].chunk->shared);
+        build->copied_bytes += sizeof(*copy);
         node_unref(*node);
         *node = copy;
     }
     return &(*node)->entries[index % CHUNK_NODE_ENTRIES];
 }
 
-/* The first free place, or a new one. Looked for once a chunk, so a plain search does. */
-static uint32_t free_place(struct chunk_table *table, struct build *build)
-{
-    if (table->chunk_count < table->node_count * CHUNK_NODE_ENTRIES)
-        for (uint32_t i = 0; i < table->node_count * CHUNK_NODE_ENTRIES; i++)
-            if (!cache_chunks_entry(table, i)->chunk)
-                return i;
-    table->nodes = memory_realloc_array(table->nodes, table->node_count + 1, sizeof(struct chunk_node *));
-    table->nodes[table->node_count] = node_create(build);
-    table->bytes += sizeof(struct chunk_node);
-    return table->node_count++ * CHUNK_NODE_ENTRIES;
-}
-
 static struct chunk_entry *add_chunk(struct chunk_table *table, struct build *build, size_t size)
 {
-    uint32_t index = free_place(table, build);
+    uint32_t places = table->node_count * CHUNK_NODE_ENTRIES, index = 0;
+
+    /* The first free place, or a new one. Looked for once a chunk, so a plain search does. */
+    if (table->chunk_count == places)
+        index = places;
+    while (index < places && cache_chunks_entry(table, index)->chunk)
+        index++;
+    if (index == places) {
+        table->nodes = memory_realloc_array(table->nodes, table->node_count + 1, sizeof(struct chunk_node *));
+        table->nodes[table->node_count++] = node_create(build);
+        table->bytes += sizeof(struct chunk_node);
+    }
     struct chunk_entry *entry = cache_chunks_own_entry(table, build, index);
     struct chunk *chunk = chunk_create(build, size);
-
     chunk->index = index;
     *entry = (struct chunk_entry){.chunk = chunk, .used = chunk->used, .swept = chunk->used};
     table->chunk_count++;
@@ -259,4 +238,35 @@ size_t cache_chunks_sole(const struct chunk_table *table)
         }
     }
     return count;
+}
+
+/* ---- scratch arrays of a full load: mapped, for a heap keeps what it once grew to ---- */
+
+void cache_scratch_free(void *scratch, size_t size)
+{
+    if (scratch)
+        munmap(scratch, size ? size : 1);
+}
+
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define NO_MREMAP
+#endif
+#elif defined(__SANITIZE_THREAD__)
+#define NO_MREMAP
+#endif
+
+/* Grown by moving pages, not bytes. ThreadSanitizer does not see mremap(): it takes the pages for those of whoever had the
+ * address before. */
+void *cache_scratch_grow(void *old, size_t old_size, size_t size)
+{
+    if (!old)
+        return cache_scratch_alloc(size);
+#ifdef NO_MREMAP
+    void *larger = memcpy(cache_scratch_alloc(size), old, old_size);
+    cache_scratch_free(old, old_size);
+    return larger;
+#else
+    return checked(mremap(old, old_size, size, MREMAP_MAYMOVE));
+#endif
 }

@@ -65,12 +65,6 @@ static inline size_t entry_buckets(uint64_t entry)
     return (size_t)(entry >> POINTER_BITS);
 }
 
-/* The bucket count stands beside the pointer so that a search need not touch the page's head. */
-static uint64_t entry_for(const struct hash_page *page)
-{
-    return page ? (uint64_t)page->buckets << POINTER_BITS | (uint64_t)(uintptr_t)page : 0;
-}
-
 static struct hash_node *node_create(struct build *build, size_t entries)
 {
     struct hash_node *node = memory_zalloc(node_bytes(entries));
@@ -122,7 +116,7 @@ static void directory_create(struct hash_index *index, struct build *build, uint
     index->bytes += node_count(index) * (node_bytes(node_entries(index)) + sizeof(struct hash_node *));
 }
 
-static void directory_destroy(struct hash_index *index)
+void cache_hash_deinit(struct hash_index *index)
 {
     for (size_t i = 0; i < node_count(index); i++)
         node_unref(index->root[i], node_entries(index));
@@ -138,7 +132,7 @@ static void directory_double(struct hash_index *index, struct build *build)
     for (size_t i = 0; i < entry_count(index); i++)
         own_node(index, build, i)->entries[i & (node_entries(index) - 1)] = entry_ref(*entry_of(&old, i / 2));
     build->copied_bytes += entry_count(index) * sizeof(uint64_t);
-    directory_destroy(&old);
+    cache_hash_deinit(&old);
 }
 
 /* Puts `page` (or nothing) in every entry from `first`, dropping what stood there. Takes over the caller's
@@ -146,7 +140,8 @@ static void directory_double(struct hash_index *index, struct build *build)
 static void set_entries(struct hash_index *index, struct build *build, size_t first, size_t count,
                         struct hash_page *page)
 {
-    uint64_t entry = entry_for(page);
+    /* The bucket count stands beside the pointer so that a search need not touch the page's head. */
+    uint64_t entry = page ? (uint64_t)page->buckets << POINTER_BITS | (uint64_t)(uintptr_t)page : 0;
 
     for (size_t i = first; i < first + count; i++) {
         uint64_t *place = &own_node(index, build, i)->entries[i & (node_entries(index) - 1)];
@@ -176,67 +171,41 @@ static void swap_page(struct hash_index *index, struct build *build, size_t at, 
 }
 
 /* A page this build may change, at the entry `at`. */
-static struct hash_page *own_page(struct hash_index *index, struct build *build, size_t at)
+static struct hash_page *own_page(struct hash_index *index, struct build *build, size_t at, uint16_t buckets)
 {
     struct hash_page *page = entry_page(*entry_of(index, at));
 
-    if (page->shared.birth == build->birth)
+    if (page->shared.birth == build->birth && page->buckets == buckets)
         return page;
-    page = cache_hash_page_copy(page, build);
-    swap_page(index, build, at, page);
-    return page;
-}
-
-static struct hash_page *resize_page(struct hash_index *index, struct build *build, size_t at,
-                                     uint16_t buckets)
-{
-    struct hash_page *page = cache_hash_page_resize(entry_page(*entry_of(index, at)), build, buckets);
-
+    page = cache_hash_page_copy(page, build, buckets);
     swap_page(index, build, at, page);
     return page;
 }
 
 /* The one place that needs the records' own hashes again: a split looks at one more bit. */
-static void divide(const struct hash_page *page, struct hash_page *halves[2])
-{
-    for (size_t i = 0; i < (size_t)page->buckets * HASH_BUCKET_SLOTS; i++) {
-        uint64_t slot = page->slots[i], hash;
-        if (!slot)
-            continue;
-        hash = hash_seeded(record_key(slot_record(slot)));
-        cache_hash_page_add(halves[(hash >> (63 - page->depth)) & 1], slot);
-    }
-}
-
 static void split_page(struct hash_index *index, struct build *build, uint64_t hash)
 {
     struct hash_page *page = entry_page(*entry_of(index, entry_at(index, hash))), *halves[2];
-    unsigned depth = page->depth + 1u;
-    size_t first, span;
 
     if (page->depth == index->bits)
         directory_double(index, build);
     for (int i = 0; i < 2; i++)
-        halves[i] = cache_hash_page_create(build, cache_hash_page_buckets(page->count), depth);
-    divide(page, halves);
-    span = page_span(index, page);
-    first = entry_at(index, hash) & ~(span - 1);
+        halves[i] = cache_hash_page_create(build, cache_hash_page_buckets(page->count), page->depth + 1u);
+    for (size_t i = 0; i < (size_t)page->buckets * HASH_BUCKET_SLOTS; i++) {
+        uint64_t slot = page->slots[i];
+        if (slot)
+            cache_hash_page_add(
+                halves[(hash_seeded(record_key(slot_record(slot))) >> (63 - page->depth)) & 1], slot);
+    }
+    size_t span = page_span(index, page), first = entry_at(index, hash) & ~(span - 1);
     index->bytes -= cache_hash_page_bytes(page);
     for (size_t i = 0; i < 2; i++) {
         struct hash_page *half =
-            cache_hash_page_resize(halves[i], build, cache_hash_page_buckets(halves[i]->count));
+            cache_hash_page_copy(halves[i], build, cache_hash_page_buckets(halves[i]->count));
         cache_hash_page_unref(halves[i]);
         index->bytes += cache_hash_page_bytes(half);
         set_entries(index, build, first + i * (span / 2), span / 2, half);
     }
-}
-
-static void open_page(struct hash_index *index, struct build *build, size_t at)
-{
-    struct hash_page *page = cache_hash_page_create(build, 1, index->bits);
-
-    index->bytes += cache_hash_page_bytes(page);
-    set_entries(index, build, at, 1, page);
 }
 
 /* ---- the index ---- */
@@ -249,16 +218,7 @@ void cache_hash_init(struct hash_index *index, struct build *build)
 void cache_hash_copy(struct hash_index *index, const struct hash_index *base)
 {
     *index = *base;
-    index->root = memory_realloc_array(NULL, node_count(base), sizeof(struct hash_node *));
-    for (size_t i = 0; i < node_count(base); i++) {
-        index->root[i] = base->root[i];
-        shared_ref(&index->root[i]->shared);
-    }
-}
-
-void cache_hash_deinit(struct hash_index *index)
-{
-    directory_destroy(index);
+    index->root = cache_shared_copy(base->root, node_count(base));
 }
 
 static inline const struct cache_record *find_in_page(uint64_t entry, uint64_t hash, struct str key)
@@ -287,17 +247,8 @@ const struct cache_record *cache_hash_find(const struct hash_index *index, uint6
     return entry ? find_in_page(entry, hash, key) : NULL;
 }
 
-/* The first record of its bucket that could be the one, and nearly always is. */
-static const struct cache_record *likely_record(uint64_t entry, uint64_t hash)
-{
-    const uint64_t fingerprint = hash_fingerprint(hash);
-    const uint64_t *slots = page_bucket(entry_slots(entry), bucket_of(fingerprint, entry_buckets(entry)));
-    unsigned matches = bucket_matches(slots, fingerprint);
-
-    return matches ? slot_record(slots[__builtin_ctz(matches)]) : NULL;
-}
-
-/* One step for all keys of a batch, then the next step: each step's misses wait for memory together. */
+/* One step for all keys of a batch, then the next step: each step's misses wait for memory together. The first record of
+ * its bucket that could be the one nearly always is. */
 static void find_batch(const struct hash_index *index, const struct str *keys, size_t count,
                        const struct cache_record **out)
 {
@@ -314,7 +265,14 @@ static void find_batch(const struct hash_index *index, const struct str *keys, s
                 entry_slots(entries[i]), bucket_of(hash_fingerprint(hashes[i]), entry_buckets(entries[i]))));
     }
     for (size_t i = 0; i < count; i++) {
-        out[i] = entries[i] ? likely_record(entries[i], hashes[i]) : NULL;
+        out[i] = NULL;
+        if (entries[i]) {
+            const uint64_t fingerprint = hash_fingerprint(hashes[i]);
+            const uint64_t *slots =
+                page_bucket(entry_slots(entries[i]), bucket_of(fingerprint, entry_buckets(entries[i])));
+            unsigned matches = bucket_matches(slots, fingerprint);
+            out[i] = matches ? slot_record(slots[__builtin_ctz(matches)]) : NULL;
+        }
         __builtin_prefetch(out[i]);
         __builtin_prefetch((const char *)out[i] + HASH_LINE_BYTES); /* the answer is copied from here next */
     }
@@ -336,23 +294,27 @@ void cache_hash_insert(struct hash_index *index, struct build *build, uint64_t h
     size_t at = entry_at(index, hash);
     struct hash_page *page = entry_page(*entry_of(index, at));
 
-    if (!page)
-        open_page(index, build, at);
-    else if (page->count >= PAGE_SPLIT_COUNT && page->depth < DIRECTORY_BITS_MAX)
+    if (!page) {
+        page = cache_hash_page_create(build, 1, index->bits);
+        index->bytes += cache_hash_page_bytes(page);
+        set_entries(index, build, at, 1, page);
+    } else if (page->count >= PAGE_SPLIT_COUNT && page->depth < DIRECTORY_BITS_MAX) {
         split_page(index, build, hash);
+    }
     at = entry_at(index, hash);
     page = entry_page(*entry_of(index, at));
+    uint16_t buckets = page->buckets;
     if (cache_hash_page_is_full(page))
-        page = resize_page(index, build, at, cache_hash_page_buckets(page->count + 1u + page->count / 8));
-    else
-        page = own_page(index, build, at);
+        buckets = cache_hash_page_buckets(page->count + 1u + page->count / 8);
+    page = own_page(index, build, at, buckets);
     cache_hash_page_add(page, cache_hash_slot(hash, record));
 }
 
 void cache_hash_replace(struct hash_index *index, struct build *build, uint64_t hash,
                         const struct cache_record *old, const struct cache_record *record)
 {
-    struct hash_page *page = own_page(index, build, entry_at(index, hash));
+    size_t at = entry_at(index, hash);
+    struct hash_page *page = own_page(index, build, at, (uint16_t)entry_buckets(*entry_of(index, at)));
 
     *cache_hash_page_slot(page, cache_hash_slot(hash, old)) = cache_hash_slot(hash, record);
 }
@@ -361,7 +323,7 @@ void cache_hash_remove(struct hash_index *index, struct build *build, uint64_t h
                        const struct cache_record *old)
 {
     size_t at = entry_at(index, hash);
-    struct hash_page *page = own_page(index, build, at);
+    struct hash_page *page = own_page(index, build, at, (uint16_t)entry_buckets(*entry_of(index, at)));
     uint16_t fitting;
 
     cache_hash_page_remove(page, cache_hash_slot(hash, old));
@@ -369,68 +331,40 @@ void cache_hash_remove(struct hash_index *index, struct build *build, uint64_t h
     if (page->count == 0)
         swap_page(index, build, at, NULL);
     else if (page->buckets > 2 * fitting)
-        resize_page(index, build, at, fitting);
+        own_page(index, build, at, fitting);
 }
 
 /* ---- a full load ---- */
-static uint32_t bits_for(size_t count)
+void cache_hash_load(struct hash_index *index, struct build *build, const struct staged *staged, size_t count)
 {
     uint32_t bits = 0;
 
     while (bits < DIRECTORY_BITS_MAX && count >> bits > PAGE_LOAD_COUNT)
         bits++;
-    return bits;
-}
-
-/* Where each directory entry's records begin in the grouped array: starts[entries] is the end of the last. */
-static size_t *group_starts(const struct hash_index *index, const struct staged *staged, size_t count)
-{
-    size_t *starts = memory_zalloc((entry_count(index) + 1) * sizeof(size_t));
-
-    for (size_t i = 0; i < count; i++)
-        starts[entry_at(index, staged[i].hash) + 1]++;
-    for (size_t i = 0; i < entry_count(index); i++)
-        starts[i + 1] += starts[i];
-    return starts;
-}
-
-static uint64_t *group(const struct hash_index *index, const struct staged *staged, size_t count,
-                       const size_t *starts)
-{
-    uint64_t *slots = cache_scratch_alloc(count * sizeof(uint64_t));
-    size_t *next = memory_realloc_array(NULL, entry_count(index), sizeof(size_t));
-
-    memcpy(next, starts, entry_count(index) * sizeof(size_t));
-    for (size_t i = 0; i < count; i++)
-        slots[next[entry_at(index, staged[i].hash)]++] = cache_hash_slot(staged[i].hash, staged[i].record);
-    free(next);
-    return slots;
-}
-
-static void load_page(struct hash_index *index, struct build *build, size_t at, const uint64_t *slots,
-                      size_t count)
-{
-    struct hash_page *page = cache_hash_page_create(build, cache_hash_page_buckets(count), index->bits);
-
-    for (size_t i = 0; i < count; i++)
-        cache_hash_page_add(page, slots[i]);
-    index->bytes += cache_hash_page_bytes(page);
-    set_entries(index, build, at, 1, page);
-}
-
-void cache_hash_load(struct hash_index *index, struct build *build, const struct staged *staged, size_t count)
-{
-    size_t *starts;
-    uint64_t *slots;
-
-    directory_destroy(index);
+    cache_hash_deinit(index);
     *index = (struct hash_index){.bits = 0};
-    directory_create(index, build, bits_for(count));
-    starts = group_starts(index, staged, count);
-    slots = group(index, staged, count, starts);
-    for (size_t at = 0; at < entry_count(index); at++)
-        if (starts[at + 1] > starts[at])
-            load_page(index, build, at, slots + starts[at], starts[at + 1] - starts[at]);
+    directory_create(index, build, bits);
+
+    /* Grouped by directory entry: ends[at] is first where the records of `at` begin, and then, as they are placed, where
+     * they end. */
+    size_t *ends = memory_zalloc((entry_count(index) + 1) * sizeof(size_t));
+    uint64_t *slots = cache_scratch_alloc(count * sizeof(uint64_t));
+    for (size_t i = 0; i < count; i++)
+        ends[entry_at(index, staged[i].hash) + 1]++;
+    for (size_t i = 0; i < entry_count(index); i++)
+        ends[i + 1] += ends[i];
+    for (size_t i = 0; i < count; i++)
+        slots[ends[entry_at(index, staged[i].hash)]++] = cache_hash_slot(staged[i].hash, staged[i].record);
+    for (size_t at = 0, i = 0; at < entry_count(index); at++) {
+        if (i == ends[at])
+            continue;
+        struct hash_page *page =
+            cache_hash_page_create(build, cache_hash_page_buckets(ends[at] - i), index->bits);
+        for (; i < ends[at]; i++)
+            cache_hash_page_add(page, slots[i]);
+        index->bytes += cache_hash_page_bytes(page);
+        set_entries(index, build, at, 1, page);
+    }
     cache_scratch_free(slots, count * sizeof(uint64_t));
-    free(starts);
+    free(ends);
 }

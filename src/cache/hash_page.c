@@ -52,16 +52,6 @@ struct hash_page *cache_hash_page_create(struct build *build, uint16_t buckets, 
     return page;
 }
 
-struct hash_page *cache_hash_page_copy(const struct hash_page *page, struct build *build)
-{
-    struct hash_page *copy = cache_hash_page_create(build, page->buckets, page->depth);
-
-    copy->count = page->count;
-    memcpy(copy->slots, page->slots, capacity(page) * sizeof(uint64_t));
-    build->copied_bytes += cache_hash_page_bytes(copy);
-    return copy;
-}
-
 static void add_all(struct hash_page *page, const uint64_t *slots, size_t count)
 {
     for (size_t i = 0; i < count; i++)
@@ -69,11 +59,16 @@ static void add_all(struct hash_page *page, const uint64_t *slots, size_t count)
             cache_hash_page_add(page, slots[i]);
 }
 
-struct hash_page *cache_hash_page_resize(const struct hash_page *page, struct build *build, uint16_t buckets)
+struct hash_page *cache_hash_page_copy(const struct hash_page *page, struct build *build, uint16_t buckets)
 {
     struct hash_page *copy = cache_hash_page_create(build, buckets, page->depth);
 
-    add_all(copy, page->slots, capacity(page));
+    if (buckets == page->buckets) {
+        copy->count = page->count;
+        memcpy(copy->slots, page->slots, capacity(page) * sizeof(uint64_t));
+    } else {
+        add_all(copy, page->slots, capacity(page));
+    }
     build->copied_bytes += cache_hash_page_bytes(copy);
     return copy;
 }
@@ -122,20 +117,6 @@ uint64_t *cache_hash_page_slot(struct hash_page *page, uint64_t slot)
     }
 }
 
-/* A full bucket may have overflowed, and a hole in it would hide what lies behind: then everything is placed
- * anew. */
-static void place_anew(struct hash_page *page)
-{
-    size_t bytes = capacity(page) * sizeof(uint64_t);
-    uint64_t *slots = memory_alloc(bytes);
-
-    memcpy(slots, page->slots, bytes);
-    memset(page->slots, 0, bytes);
-    page->count = 0;
-    add_all(page, slots, capacity(page));
-    free(slots);
-}
-
 void cache_hash_page_remove(struct hash_page *page, uint64_t slot)
 {
     uint64_t *hole = cache_hash_page_slot(page, slot);
@@ -149,6 +130,13 @@ void cache_hash_page_remove(struct hash_page *page, uint64_t slot)
     bucket[at] = bucket[last];
     bucket[last] = 0;
     page->count--;
-    if (overflowed)
-        place_anew(page);
+    if (!overflowed)
+        return;
+    /* A full bucket may have overflowed, and a hole in it would hide what lies behind: everything is placed anew. */
+    size_t bytes = capacity(page) * sizeof(uint64_t);
+    uint64_t *slots = memcpy(memory_alloc(bytes), page->slots, bytes);
+    memset(page->slots, 0, bytes);
+    page->count = 0;
+    add_all(page, slots, capacity(page));
+    free(slots);
 }

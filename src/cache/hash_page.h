@@ -84,9 +84,8 @@ size_t cache_hash_page_bytes(const struct hash_page *page);
 uint16_t cache_hash_page_buckets(size_t count);
 bool cache_hash_page_is_full(const struct hash_page *page); /* one more would make searches long */
 struct hash_page *cache_hash_page_create(struct build *build, uint16_t buckets, unsigned depth);
-struct hash_page *cache_hash_page_copy(const struct hash_page *page, struct build *build);
-/* The same records in another number of buckets. */
-struct hash_page *cache_hash_page_resize(const struct hash_page *page, struct build *build, uint16_t buckets);
+/* The same records, in as many buckets. */
+struct hash_page *cache_hash_page_copy(const struct hash_page *page, struct build *build, uint16_t buckets);
 void cache_hash_page_unref(struct hash_page *page);
 void cache_hash_page_add(struct hash_page *page, uint64_t slot); /* there must be room */
 /* Where the slot stands; it must be there. */

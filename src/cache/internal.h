@@ -40,6 +40,9 @@ static inline void shared_ref(struct shared *shared)
     atomic_fetch_add_explicit(&shared->refs, 1, memory_order_relaxed);
 }
 
+/* A copy of an array of pointers to structs that begin with a struct shared, each of them referenced. */
+void *cache_shared_copy(const void *pointers, size_t count);
+
 /* True for whoever gave the last reference back: it frees. */
 static inline bool shared_unref(struct shared *shared)
 {
@@ -151,7 +154,6 @@ static inline struct chunk *chunk_of(const struct cache_record *record)
     return (struct chunk *)((uintptr_t)record & ~(uintptr_t)(CHUNK_BYTES - 1));
 }
 
-void cache_chunks_init(struct chunk_table *table);
 void cache_chunks_copy(struct chunk_table *table, const struct chunk_table *base);
 void cache_chunks_deinit(struct chunk_table *table);
 /* Takes the tail chunk for this build. NULL if another build has it, or records were appended that are not of this version: the
@@ -231,11 +233,6 @@ struct order_index {
     uint64_t bytes;
 };
 
-struct order_place {
-    size_t node, leaf, at;
-};
-
-void cache_order_init(struct order_index *index);
 void cache_order_copy(struct order_index *index, const struct order_index *base);
 void cache_order_deinit(struct order_index *index);
 /* Behind `key`, whether it is there or not; the first place when it is empty. */
@@ -258,7 +255,7 @@ struct sort_entry {
 /* Stable, bytewise by key. All keys share their first `common` bytes. `scratch` has room for as many. */
 void cache_sort(struct sort_entry *entries, struct sort_entry *scratch, size_t count, size_t common);
 
-/* ---- scratch: memory of a load's size that goes straight back to the kernel ---- */
+/* ---- chunk.c: scratch, memory of a load's size that goes straight back to the kernel ---- */
 void *cache_scratch_alloc(size_t size);
 void *cache_scratch_grow(void *old, size_t old_size, size_t size); /* old may be NULL with size 0 */
 void cache_scratch_free(void *scratch, size_t size);

@@ -91,13 +91,6 @@ static void node_append(struct order_node *node, const struct order_node *from, 
     }
 }
 
-static void node_insert_leaf(struct order_node *node, size_t at, struct order_leaf *leaf)
-{
-    memmove(node->leaves + at + 1, node->leaves + at, (node->count - at) * sizeof(node->leaves[0]));
-    node->leaves[at] = leaf;
-    node->count++;
-}
-
 static void node_remove_leaf(struct order_index *index, struct order_node *node, size_t at)
 {
     leaf_drop(index, node->leaves[at]);
@@ -121,19 +114,10 @@ static void root_remove(struct order_index *index, size_t at)
     memmove(index->nodes + at, index->nodes + at + 1, (index->node_count - at) * sizeof(struct order_node *));
 }
 
-void cache_order_init(struct order_index *index)
-{
-    *index = (struct order_index){.nodes = NULL};
-}
-
 void cache_order_copy(struct order_index *index, const struct order_index *base)
 {
     *index = *base;
-    index->nodes = memory_realloc_array(NULL, base->node_count, sizeof(struct order_node *));
-    for (size_t i = 0; i < base->node_count; i++) {
-        index->nodes[i] = base->nodes[i];
-        shared_ref(&index->nodes[i]->shared);
-    }
+    index->nodes = cache_shared_copy(base->nodes, base->node_count);
 }
 
 void cache_order_deinit(struct order_index *index)
@@ -144,11 +128,6 @@ void cache_order_deinit(struct order_index *index)
 }
 
 /* ---- searching ---- */
-static bool is_above(const struct cache_record *record, struct str key)
-{
-    return str_compare(record_key(record), key) > 0;
-}
-
 /* How many of `count` things do not begin above the key; first_of(things, i) is what one begins with. */
 typedef const struct cache_record *first_fn(const void *things, size_t i);
 
@@ -158,7 +137,7 @@ static size_t count_not_above(const void *things, size_t count, first_fn *first_
 
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        if (is_above(first_of(things, middle), key))
+        if (str_compare(record_key(first_of(things, middle)), key) > 0)
             high = middle;
         else
             low = middle + 1;
@@ -202,23 +181,9 @@ static struct order_place place_behind(const struct order_index *index, struct s
     return place;
 }
 
-/* Does the record just before the place have this key? */
-static bool is_behind_key(const struct order_index *index, const struct order_place *place, struct str key)
-{
-    const struct order_leaf *leaf = index->nodes[place->node]->leaves[place->leaf];
-
-    return place->at > 0 && record_has_key(leaf->records[place->at - 1], key);
-}
-
 struct order_place cache_order_seek(const struct order_index *index, struct str key)
 {
     return index->node_count && key.len ? place_behind(index, key) : (struct order_place){0, 0, 0};
-}
-
-static void prefetch_record(const struct order_leaf *leaf, size_t at)
-{
-    if (at < leaf->count)
-        __builtin_prefetch(leaf->records[at]);
 }
 
 const struct cache_record *cache_order_next(const struct order_index *index, struct order_place *place)
@@ -227,7 +192,8 @@ const struct cache_record *cache_order_next(const struct order_index *index, str
         const struct order_node *node = index->nodes[place->node];
         const struct order_leaf *leaf = node->leaves[place->leaf];
         if (place->at < leaf->count) {
-            prefetch_record(leaf, place->at + PREFETCH_AHEAD);
+            if (place->at + PREFETCH_AHEAD < leaf->count)
+                __builtin_prefetch(leaf->records[place->at + PREFETCH_AHEAD]);
             return leaf->records[place->at++];
         }
         place->at = 0;
@@ -294,79 +260,60 @@ static struct order_leaf *leaf_part(struct order_index *index, struct build *bui
     return part;
 }
 
-/* `node` is this build's own and has room for one leaf more. */
-static void split_leaf(struct order_index *index, struct build *build, struct order_node *node, size_t at)
-{
-    struct order_leaf *leaf = node->leaves[at];
-    size_t half = leaf->count / 2;
-
-    node->leaves[at] = leaf_part(index, build, leaf, 0, half);
-    node_insert_leaf(node, at + 1, leaf_part(index, build, leaf, half, leaf->count - half));
-    leaf_drop(index, leaf);
-}
-
-static void insert_first(struct order_index *index, struct build *build, const struct cache_record *record)
-{
-    struct order_node *node = node_create(index, build);
-    struct order_leaf *leaf = leaf_create(index, build, LEAF_STEP);
-
-    leaf->records[leaf->count++] = record;
-    node->leaves[node->count++] = leaf;
-    root_insert(index, 0, node);
-}
-
 /* True when something had to be split first, and the place must be looked for again. */
 static bool make_room(struct order_index *index, struct build *build, const struct order_place *place)
 {
     struct order_node *node = index->nodes[place->node];
+    struct order_leaf *leaf = node->leaves[place->leaf];
+    size_t half = leaf->count / 2, behind = place->leaf + 1;
 
-    if (node->leaves[place->leaf]->count < ORDER_LEAF_MAX)
+    if (leaf->count < ORDER_LEAF_MAX)
         return false;
-    if (node->count == ORDER_NODE_MAX)
+    if (node->count == ORDER_NODE_MAX) {
         split_node(index, build, place->node);
-    else
-        split_leaf(index, build, own_node(index, build, place->node), place->leaf);
+        return true;
+    }
+    node = own_node(index, build, place->node);
+    memmove(node->leaves + behind + 1, node->leaves + behind,
+            (node->count - behind) * sizeof(node->leaves[0]));
+    node->leaves[behind - 1] = leaf_part(index, build, leaf, 0, half);
+    node->leaves[behind] = leaf_part(index, build, leaf, half, leaf->count - half);
+    node->count++;
+    leaf_drop(index, leaf);
     return true;
 }
 
-static void insert_at(struct order_index *index, struct build *build, const struct order_place *place,
-                      const struct cache_record *record)
-{
-    struct order_node *node = own_node(index, build, place->node);
-    struct order_leaf *leaf =
-        own_leaf(index, build, node, place->leaf, node->leaves[place->leaf]->count + 1u);
-
-    memmove(leaf->records + place->at + 1, leaf->records + place->at,
-            (leaf->count - place->at) * sizeof(leaf->records[0]));
-    leaf->records[place->at] = record;
-    leaf->count++;
-}
-
+/* The leaf at the place, this build's own, with room for `more`. */
 static struct order_leaf *own_place(struct order_index *index, struct build *build,
-                                    const struct order_place *place)
+                                    const struct order_place *place, size_t more)
 {
     struct order_node *node = own_node(index, build, place->node);
 
-    return own_leaf(index, build, node, place->leaf, node->leaves[place->leaf]->count);
+    return own_leaf(index, build, node, place->leaf, node->leaves[place->leaf]->count + more);
 }
 
 void cache_order_put(struct order_index *index, struct build *build, const struct cache_record *record)
 {
     struct str key = record_key(record);
-    struct order_place place;
 
     if (index->node_count == 0) {
-        insert_first(index, build, record);
+        cache_order_append(index, build, record);
+        cache_order_trim(index);
         return;
     }
-    place = place_behind(index, key);
-    if (is_behind_key(index, &place, key)) {
-        own_place(index, build, &place)->records[place.at - 1] = record;
+    struct order_place place = place_behind(index, key);
+    const struct order_leaf *found = index->nodes[place.node]->leaves[place.leaf];
+    if (place.at > 0 && record_has_key(found->records[place.at - 1], key)) {
+        own_place(index, build, &place, 0)->records[place.at - 1] = record;
         return;
     }
     while (make_room(index, build, &place))
         place = place_behind(index, key);
-    insert_at(index, build, &place, record);
+    struct order_leaf *leaf = own_place(index, build, &place, 1);
+    memmove(leaf->records + place.at + 1, leaf->records + place.at,
+            (leaf->count - place.at) * sizeof(leaf->records[0]));
+    leaf->records[place.at] = record;
+    leaf->count++;
 }
 
 void cache_order_append(struct order_index *index, struct build *build, const struct cache_record *record)
@@ -431,7 +378,7 @@ static void join_node(struct order_index *index, struct build *build, size_t at)
 void cache_order_remove(struct order_index *index, struct build *build, struct str key)
 {
     struct order_place place = place_behind(index, key);
-    struct order_leaf *leaf = own_place(index, build, &place);
+    struct order_leaf *leaf = own_place(index, build, &place, 0);
     struct order_node *node = index->nodes[place.node];
 
     memmove(leaf->records + place.at - 1, leaf->records + place.at,

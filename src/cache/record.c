@@ -10,20 +10,15 @@
 #define BODY_HEAD_LEN (sizeof(BODY_HEAD) - 1)
 #define BODY_MIDDLE_LEN (sizeof(BODY_MIDDLE) - 1)
 
-static size_t unrounded_size(uint32_t body_len, size_t key_len, unsigned flags)
+static size_t size_of(uint32_t body_len, size_t key_len, unsigned flags)
 {
-    size_t size = sizeof(struct cache_record) + body_len;
+    size_t size = sizeof(struct cache_record) + body_len + RECORD_ALIGN - 1;
 
     if (flags & RECORD_LARGE)
         size += RECORD_EXTRA_LARGE;
     if (flags & RECORD_ESCAPED)
         size += RECORD_EXTRA_ESCAPED + key_len;
-    return size;
-}
-
-static size_t rounded_up(size_t size)
-{
-    return (size + RECORD_ALIGN - 1) & ~(size_t)(RECORD_ALIGN - 1);
+    return size & ~(size_t)(RECORD_ALIGN - 1);
 }
 
 struct record_shape cache_record_shape(struct str key, struct str payload)
@@ -35,57 +30,8 @@ struct record_shape cache_record_shape(struct str key, struct str payload)
         shape.flags |= RECORD_LARGE;
     if (shape.quoted_len != key.len + 2)
         shape.flags |= RECORD_ESCAPED;
-    shape.size = rounded_up(unrounded_size(shape.body_len, key.len, shape.flags));
+    shape.size = size_of(shape.body_len, key.len, shape.flags);
     return shape;
-}
-
-static void replace_all(char *at, size_t len, char from, char to)
-{
-    char *end = at + len;
-
-    while (at < end && (at = memchr(at, from, (size_t)(end - at))))
-        *at++ = to;
-}
-
-static char *put(char *at, const void *bytes, size_t len)
-{
-    memcpy(at, bytes, len);
-    return at + len;
-}
-
-/* Line breaks can only stand between tokens of valid JSON, where a space means the same. */
-static char *put_payload(char *at, struct str payload)
-{
-    char *end = put(at, payload.ptr, payload.len);
-
-    replace_all(at, payload.len, '\n', ' ');
-    replace_all(at, payload.len, '\r', ' ');
-    return end;
-}
-
-static char *put_quoted(char *at, struct str key, size_t quoted_len)
-{
-    struct buf out = {.data = at, .capacity = quoted_len}; /* exactly filled, so never grown */
-
-    if (quoted_len != key.len + 2) {
-        json_put_string(&out, key);
-        return at + quoted_len;
-    }
-    *at++ = '"';
-    at = put(at, key.ptr, key.len);
-    *at++ = '"';
-    return at;
-}
-
-static void put_body(char *at, const struct record_shape *shape, struct str key, struct str payload)
-{
-    at = put(at, BODY_HEAD, BODY_HEAD_LEN);
-    at = put_quoted(at, key, shape->quoted_len);
-    at = put(at, BODY_MIDDLE, BODY_MIDDLE_LEN);
-    at = put_payload(at, payload);
-    *at++ = '}';
-    if (shape->flags & RECORD_ESCAPED)
-        put(at, key.ptr, key.len);
 }
 
 /* Where ESCAPED keeps the length of the key's JSON form. */
@@ -94,37 +40,47 @@ static char *quoted_len_at(const struct cache_record *record)
     return (char *)record_body(record) - RECORD_EXTRA_ESCAPED;
 }
 
-static char *large_at(const struct cache_record *record)
+static void replace_all(char *at, const char *end, char from, char to)
 {
-    return (char *)(record + 1);
-}
-
-static void keep_hashes(struct cache_record *record)
-{
-    uint64_t tag = hash_content(cache_record_body(record));
-    struct hash128 digest = hash_item(record_key(record), cache_record_payload(record));
-
-    put(put(large_at(record), &tag, sizeof(tag)), &digest, sizeof(digest));
+    while (at < end && (at = memchr(at, from, (size_t)(end - at))))
+        *at++ = to;
 }
 
 void cache_record_write(struct cache_record *record, const struct record_shape *shape, struct str key,
                         struct str payload)
 {
-    uint32_t quoted_len = (uint32_t)shape->quoted_len;
-
-    record->body_len = shape->body_len;
-    record->key_len = (uint16_t)key.len;
-    record->flags = shape->flags;
-    if (shape->flags & RECORD_ESCAPED)
+    *record = (struct cache_record){shape->body_len, (uint16_t)key.len, shape->flags};
+    char *at = str_put((char *)record_body(record), STR(BODY_HEAD)), *text;
+    if (shape->flags & RECORD_ESCAPED) {
+        uint32_t quoted_len = (uint32_t)shape->quoted_len;
+        struct buf out = {.data = at, .capacity = quoted_len}; /* exactly filled, so never grown */
         memcpy(quoted_len_at(record), &quoted_len, sizeof(quoted_len));
-    put_body((char *)record_body(record), shape, key, payload);
-    if (shape->flags & RECORD_LARGE)
-        keep_hashes(record);
+        json_put_string(&out, key);
+        at += quoted_len;
+    } else {
+        *at++ = '"';
+        at = str_put(at, key);
+        *at++ = '"';
+    }
+    text = str_put(at, STR(BODY_MIDDLE));
+    at = str_put(text, payload);
+    /* Line breaks can only stand between tokens of valid JSON, where a space means the same. */
+    replace_all(text, at, '\n', ' ');
+    replace_all(text, at, '\r', ' ');
+    *at++ = '}';
+    if (shape->flags & RECORD_ESCAPED)
+        str_put(at, key);
+    if (shape->flags & RECORD_LARGE) {
+        uint64_t tag = hash_content(cache_record_body(record));
+        struct hash128 digest = hash_item(record_key(record), cache_record_payload(record));
+        memcpy(record + 1, &tag, sizeof(tag));
+        memcpy((char *)(record + 1) + sizeof(tag), &digest, sizeof(digest));
+    }
 }
 
 size_t cache_record_size(const struct cache_record *record)
 {
-    return rounded_up(unrounded_size(record->body_len, record->key_len, record->flags));
+    return size_of(record->body_len, record->key_len, record->flags);
 }
 
 struct str cache_record_body(const struct cache_record *record)
@@ -154,7 +110,7 @@ uint64_t cache_record_tag(const struct cache_record *record)
 
     if (!(record->flags & RECORD_LARGE))
         return hash_content(cache_record_body(record));
-    memcpy(&tag, large_at(record), sizeof(tag));
+    memcpy(&tag, record + 1, sizeof(tag));
     return tag;
 }
 
@@ -164,6 +120,6 @@ struct hash128 cache_record_digest(const struct cache_record *record)
 
     if (!(record->flags & RECORD_LARGE))
         return hash_item(record_key(record), cache_record_payload(record));
-    memcpy(&digest, large_at(record) + sizeof(uint64_t), sizeof(digest));
+    memcpy(&digest, (const char *)(record + 1) + sizeof(uint64_t), sizeof(digest));
     return digest;
 }

@@ -9,6 +9,17 @@
 
 #define FREE_INLINE_CHUNKS 8 /* more would hold a loop up for a millisecond and longer */
 
+void *cache_shared_copy(const void *pointers, size_t count)
+{
+    struct shared **copy = memory_realloc_array(NULL, count, sizeof(struct shared *));
+
+    if (count > 0)
+        memcpy(copy, pointers, count * sizeof(struct shared *));
+    for (size_t i = 0; i < count; i++)
+        shared_ref(copy[i]);
+    return copy;
+}
+
 struct cache_snapshot *cache_snapshot_create(const struct cache_snapshot *base, struct build *build)
 {
     struct cache_snapshot *snapshot = memory_zalloc(sizeof(*snapshot));
@@ -21,8 +32,7 @@ struct cache_snapshot *cache_snapshot_create(const struct cache_snapshot *base, 
         cache_chunks_copy(&snapshot->chunks, &base->chunks);
     } else {
         cache_hash_init(&snapshot->hash, build);
-        cache_order_init(&snapshot->order);
-        cache_chunks_init(&snapshot->chunks);
+        snapshot->chunks.tail = snapshot->chunks.victim = CHUNK_NONE;
     }
     return snapshot;
 }
@@ -70,22 +80,6 @@ static void *destroy_large(void *snapshot)
     return NULL;
 }
 
-static bool destroy_aside(struct cache_snapshot *snapshot)
-{
-    pthread_attr_t attr;
-    pthread_t thread;
-    int failed;
-
-    count_aside(1);
-    pthread_attr_init(&attr);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    failed = pthread_create(&thread, &attr, destroy_large, snapshot);
-    pthread_attr_destroy(&attr);
-    if (failed)
-        count_aside(-1u);
-    return !failed;
-}
-
 void cache_snapshot_ref(struct cache_snapshot *snapshot)
 {
     atomic_fetch_add_explicit(&snapshot->refs, 1, memory_order_relaxed);
@@ -93,10 +87,19 @@ void cache_snapshot_ref(struct cache_snapshot *snapshot)
 
 void cache_snapshot_unref(struct cache_snapshot *snapshot)
 {
+    pthread_t thread;
+
     if (atomic_fetch_sub_explicit(&snapshot->refs, 1, memory_order_acq_rel) != 1)
         return;
-    if (cache_chunks_sole(&snapshot->chunks) <= FREE_INLINE_CHUNKS || !destroy_aside(snapshot))
-        destroy(snapshot);
+    if (cache_chunks_sole(&snapshot->chunks) > FREE_INLINE_CHUNKS) {
+        count_aside(1);
+        if (pthread_create(&thread, NULL, destroy_large, snapshot) == 0) {
+            pthread_detach(thread);
+            return;
+        }
+        count_aside(-1u);
+    }
+    destroy(snapshot);
 }
 
 const struct cache_info *cache_snapshot_info(const struct cache_snapshot *snapshot)
@@ -117,18 +120,34 @@ void cache_find_many(const struct cache_snapshot *snapshot, const struct str *ke
 
 void cache_cursor_init(struct cache_cursor *cursor, const struct cache_snapshot *snapshot, struct str after)
 {
-    struct order_place place = cache_order_seek(&snapshot->order, after);
-
-    *cursor = (struct cache_cursor){snapshot, place.node, place.leaf, place.at};
+    *cursor = (struct cache_cursor){snapshot, cache_order_seek(&snapshot->order, after)};
 }
 
 const struct cache_record *cache_cursor_next(struct cache_cursor *cursor)
 {
-    struct order_place place = {cursor->node, cursor->leaf, cursor->at};
-    const struct cache_record *record = cache_order_next(&cursor->snapshot->order, &place);
+    return cache_order_next(&cursor->snapshot->order, &cursor->place);
+}
 
-    cursor->node = place.node;
-    cursor->leaf = place.leaf;
-    cursor->at = place.at;
-    return record;
+/* ---- the place where readers find a dictionary's current snapshot: one atomic pointer ---- */
+
+struct cache_snapshot *cache_slot_acquire(const struct cache_slot *slot)
+{
+    struct cache_snapshot *snapshot = atomic_load_explicit(&slot->current, memory_order_acquire);
+
+    if (snapshot)
+        cache_snapshot_ref(snapshot);
+    return snapshot;
+}
+
+static void retire(void *snapshot)
+{
+    cache_snapshot_unref(snapshot);
+}
+
+void cache_slot_publish(struct cache_slot *slot, struct cache_snapshot *snapshot, struct loop_group *group)
+{
+    struct cache_snapshot *old = atomic_exchange_explicit(&slot->current, snapshot, memory_order_acq_rel);
+
+    if (old)
+        loop_group_synchronize(group, retire, old);
 }

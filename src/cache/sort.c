@@ -38,39 +38,25 @@ static void insertion_sort(struct sort_entry *entries, size_t count)
     }
 }
 
-static void merge(const struct sort_entry *left, const struct sort_entry *middle,
-                  const struct sort_entry *end, struct sort_entry *out)
-{
-    const struct sort_entry *right = middle;
-
-    while (left < middle && right < end)
-        *out++ = compare(left, right) <= 0 ? *left++ : *right++;
-    memcpy(out, left, (size_t)(middle - left) * sizeof(*out));
-    memcpy(out + (middle - left), right, (size_t)(end - right) * sizeof(*out));
-}
-
-static bool in_order(const struct sort_entry *entries, size_t count)
-{
-    for (size_t i = 1; i < count; i++)
-        if (compare(&entries[i - 1], &entries[i]) > 0)
-            return false;
-    return true;
-}
-
 /* For keys that end where others go on, which padding cannot tell from a zero byte. Rare, so plain. */
 static void merge_sort(struct sort_entry *entries, struct sort_entry *scratch, size_t count)
 {
-    size_t half = count / 2;
+    size_t half = count / 2, sorted = 1;
 
     if (count <= SMALL_COUNT) {
         insertion_sort(entries, count);
         return;
     }
-    if (in_order(entries, count))
+    while (sorted < count && compare(&entries[sorted - 1], &entries[sorted]) <= 0)
+        sorted++;
+    if (sorted == count)
         return;
     merge_sort(entries, scratch, half);
     merge_sort(entries + half, scratch + half, count - half);
-    merge(entries, entries + half, entries + count, scratch);
+    const struct sort_entry *left = entries, *middle = entries + half, *right = middle,
+                            *end = entries + count;
+    for (struct sort_entry *out = scratch; out < scratch + count; out++)
+        *out = right == end || (left < middle && compare(left, right) <= 0) ? *left++ : *right++;
     memcpy(entries, scratch, count * sizeof(*entries));
 }
 

@@ -15,7 +15,7 @@ static int start(void **state)
 {
     (void)state;
     build = (struct build){.birth = 1};
-    cache_chunks_init(&chunks);
+    chunks = (struct chunk_table){.tail = CHUNK_NONE, .victim = CHUNK_NONE};
     cache_hash_init(&hash, &build);
     records = calloc(MANY, sizeof(*records));
     record_count = 0;

@@ -16,8 +16,8 @@ static int start(void **state)
 
     (void)state;
     build = (struct build){.birth = 1};
-    cache_chunks_init(&chunks);
-    cache_order_init(&order);
+    chunks = (struct chunk_table){.tail = CHUNK_NONE, .victim = CHUNK_NONE};
+    order = (struct order_index){0};
     records = calloc(MANY, sizeof(*records));
     for (size_t i = 0; i < MANY; i++) {
         struct str text = name(key, "order", i);

@@ -90,7 +90,7 @@ static void check_sorted(key_fn *make_key, uint64_t seed)
 {
     uint64_t random = seed, seen = 0;
 
-    cache_chunks_init(&chunks);
+    chunks = (struct chunk_table){.tail = CHUNK_NONE, .victim = CHUNK_NONE};
     fill(make_key, &random);
     cache_sort(entries, scratch, COUNT, common_of_all());
     for (size_t i = 0; i < COUNT; i++)
