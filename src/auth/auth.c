@@ -311,24 +311,6 @@ struct auth_identity *auth_identity_copy(const struct auth_identity *identity, s
 
 /* ---- the question ---- */
 
-/* A token that is not in the table: refused at sight where that is possible, else to be verified. */
-static enum auth_answer check_unknown(struct auth_loop *state, const struct auth_question *question,
-                                      struct error *error)
-{
-    enum auth_reason reason;
-    struct str token;
-
-    if (!auth_bearer_token(question->authorization, &token))
-        return auth_deny(AUTH_REASON_SCHEME, error);
-    reason = auth_token_shape(token, &state->rules->checks);
-    if (reason != AUTH_REASON_VALID)
-        return auth_deny(reason, error);
-    if (auth_denied_find(&state->denied, question->authorization, state->generation, loop_now_ns(state->loop),
-                         &reason))
-        return auth_deny(reason, error);
-    return AUTH_VERIFY;
-}
-
 enum auth_answer auth_check(struct auth *auth, struct loop *loop, const struct auth_question *question,
                             const struct auth_identity **identity, struct error *error)
 {
@@ -347,8 +329,18 @@ enum auth_answer auth_check(struct auth *auth, struct loop *loop, const struct a
                       : auth_deny(AUTH_REASON_MISSING, error);
 
     known = auth_verified_find(&state->verified, question->authorization);
-    if (!known || known->generation != state->generation)
-        return check_unknown(state, question, error);
+    if (!known || known->generation != state->generation) {
+        /* Refused at sight where that is possible, else to be verified. */
+        enum auth_reason reason = AUTH_REASON_SCHEME;
+        struct str token;
+        if (auth_bearer_token(question->authorization, &token))
+            reason = auth_token_shape(token, &state->rules->checks);
+        if (reason != AUTH_REASON_VALID ||
+            auth_denied_find(&state->denied, question->authorization, state->generation,
+                             loop_now_ns(state->loop), &reason))
+            return auth_deny(reason, error);
+        return AUTH_VERIFY;
+    }
     if (state->tick_ns != loop_now_ns(loop)) {
         state->tick_ns = loop_now_ns(loop);
         state->wall_us = auth->now_us();

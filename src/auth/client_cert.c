@@ -88,43 +88,45 @@ static bool take_pair(struct str *rest, struct cert_pair *pair, char *end)
     if (at < rest->len && *end != ';' && *end != ',')
         return false;
     at += at < rest->len;
-    *rest = str_of(rest->ptr + at, rest->len - at);
+    *rest = str_skip(*rest, at);
     return *end == '\0' || rest->len > 0; /* nothing may end in a separator */
 }
 
-/* Is the value `text`, as the sidecar wrote it? A '\' belongs to the distinguished name (RFC 4514: "\," is a
- * comma inside an attribute, not the end of it) and is compared like every other byte. The one escape of the
- * header itself is '\"': an identity may be written with the backslash or without. */
-static bool value_is(struct str raw, struct str text)
-{
-    size_t at = 0, i = 0;
-
-    for (; at < raw.len && i < text.len; at++, i++) {
-        if (raw.ptr[at] == '\\' && at + 1 < raw.len && raw.ptr[at + 1] == '"' && text.ptr[i] == '"')
-            at++;
-        if (raw.ptr[at] != text.ptr[i])
-            return false;
-    }
-    return at == raw.len && i == text.len;
-}
-
+/* The client whose identity is the value as the sidecar wrote it. A '\' belongs to the distinguished name (RFC 4514: "\," is
+ * a comma inside an attribute, not the end of it) and is compared like every other byte. The one escape of the header
+ * itself is '\"': an identity may be written with the backslash or without. */
 static const struct auth_client *client_named(const struct auth_rules *rules, struct str raw)
 {
-    for (size_t i = 0; i < rules->client_count; i++)
-        if (value_is(raw, rules->clients[i].identity))
-            return &rules->clients[i];
+    for (size_t client = 0; client < rules->client_count; client++) {
+        struct str text = rules->clients[client].identity;
+        size_t at = 0, i = 0;
+        for (; at < raw.len && i < text.len; at++, i++) {
+            if (raw.ptr[at] == '\\' && at + 1 < raw.len && raw.ptr[at + 1] == '"' && text.ptr[i] == '"')
+                at++;
+            if (raw.ptr[at] != text.ptr[i])
+                break;
+        }
+        if (at == raw.len && i == text.len)
+            return &rules->clients[client];
+    }
     return NULL;
 }
 
 /* Walks all elements, forgetting what it found at each ',' that opens another. */
-static const struct auth_client *last_client(const struct auth_rules *rules, struct str header)
+const struct auth_client *auth_client_find(const struct auth_rules *rules,
+                                           const struct sockaddr_storage *peer,
+                                           struct str forwarded_client_cert)
 {
     const struct auth_client *by_uri = NULL, *by_subject = NULL;
     struct cert_pair pair;
-    bool has_uri = false;
+    bool has_uri = false, is_believed = false;
     char end = ';';
 
-    for (struct str rest = header; end != '\0';) {
+    for (size_t i = 0; i < rules->peer_count; i++)
+        is_believed |= auth_range_holds(&rules->peers[i], peer);
+    if (!is_believed)
+        return NULL;
+    for (struct str rest = forwarded_client_cert; end != '\0';) {
         bool opens_element = end == ',';
         if (!take_pair(&rest, &pair, &end))
             return NULL;
@@ -140,14 +142,4 @@ static const struct auth_client *last_client(const struct auth_rules *rules, str
         }
     }
     return has_uri ? by_uri : by_subject;
-}
-
-const struct auth_client *auth_client_find(const struct auth_rules *rules,
-                                           const struct sockaddr_storage *peer,
-                                           struct str forwarded_client_cert)
-{
-    for (size_t i = 0; i < rules->peer_count; i++)
-        if (auth_range_holds(&rules->peers[i], peer))
-            return last_client(rules, forwarded_client_cert);
-    return NULL;
 }

@@ -135,31 +135,25 @@ static enum status create_key(const char *path, struct dev_key *key, struct erro
     return status;
 }
 
-static bool parse_private(struct str text, struct arena *arena, struct dev_key *key)
-{
-    struct json_value root;
-    struct str secret;
-
-    if (json_parse(text, 4, &root, NULL) != STATUS_OK ||
-        !str_eq(json_get_text(&root, STR("kty"), arena), STR("OKP")) ||
-        !str_eq(json_get_text(&root, STR("crv"), arena), STR("Ed25519")) ||
-        !auth_base64url_decode(json_get_text(&root, STR("d"), arena), arena, &secret) ||
-        secret.len != KEY_BYTES)
-        return false;
-    key->pkey =
-        EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, NULL, (const unsigned char *)secret.ptr, secret.len);
-    OPENSSL_cleanse((void *)(uintptr_t)secret.ptr, secret.len);
-    return key->pkey && derive_names(key);
-}
-
 static enum status load_key(const char *path, struct dev_key *key, struct error *error)
 {
     struct buf text = {0};
     struct arena arena;
+    struct json_value root;
+    struct str secret;
 
     arena_init(&arena, 1024);
     enum status status = read_whole(path, &text, error);
-    if (status == STATUS_OK && !parse_private(buf_str(&text), &arena, key))
+    if (status == STATUS_OK && json_parse(buf_str(&text), 4, &root, NULL) == STATUS_OK &&
+        str_eq(json_get_text(&root, STR("kty"), &arena), STR("OKP")) &&
+        str_eq(json_get_text(&root, STR("crv"), &arena), STR("Ed25519")) &&
+        auth_base64url_decode(json_get_text(&root, STR("d"), &arena), &arena, &secret) &&
+        secret.len == KEY_BYTES) {
+        key->pkey = EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, NULL, (const unsigned char *)secret.ptr,
+                                                 secret.len);
+        OPENSSL_cleanse((void *)(uintptr_t)secret.ptr, secret.len);
+    }
+    if (status == STATUS_OK && (!key->pkey || !derive_names(key)))
         status = error_set(error, STATUS_CONFIG, "%s is not a private Ed25519 JWK", path);
     if (text.data)
         OPENSSL_cleanse(text.data, text.capacity);

@@ -95,19 +95,6 @@ static bool is_roca(const BIGNUM *n)
     return true;
 }
 
-static enum status check_rsa_numbers(const BIGNUM *n, const BIGNUM *e, struct error *error)
-{
-    if (BN_num_bits(n) < RSA_BITS_MIN || BN_num_bits(n) > RSA_BITS_MAX)
-        return error_set(error, STATUS_BAD_REQUEST, "an RSA key must have %d to %d bits, this has %d",
-                         RSA_BITS_MIN, RSA_BITS_MAX, BN_num_bits(n));
-    if (!BN_is_odd(n) || !BN_is_odd(e) || BN_num_bits(e) <= 16 || BN_num_bits(e) > 64)
-        return error_set(error, STATUS_BAD_REQUEST, "the RSA modulus or exponent is weak");
-    if (is_roca(n))
-        return error_set(error, STATUS_BAD_REQUEST,
-                         "the RSA key was made by a faulty generator (ROCA, CVE-2017-15361)");
-    return STATUS_OK;
-}
-
 static enum status parse_rsa(const struct json_value *jwk, struct arena *arena, struct auth_key *key,
                              struct error *error)
 {
@@ -122,8 +109,15 @@ static enum status parse_rsa(const struct json_value *jwk, struct arena *arena, 
         return error_set(error, STATUS_BAD_REQUEST, "the RSA key is too large");
 
     BIGNUM *n = number(modulus), *e = number(exponent);
-    status = check_rsa_numbers(n, e, error);
-    if (status == STATUS_OK) {
+    if (BN_num_bits(n) < RSA_BITS_MIN || BN_num_bits(n) > RSA_BITS_MAX) {
+        status = error_set(error, STATUS_BAD_REQUEST, "an RSA key must have %d to %d bits, this has %d",
+                           RSA_BITS_MIN, RSA_BITS_MAX, BN_num_bits(n));
+    } else if (!BN_is_odd(n) || !BN_is_odd(e) || BN_num_bits(e) <= 16 || BN_num_bits(e) > 64) {
+        status = error_set(error, STATUS_BAD_REQUEST, "the RSA modulus or exponent is weak");
+    } else if (is_roca(n)) {
+        status = error_set(error, STATUS_BAD_REQUEST,
+                           "the RSA key was made by a faulty generator (ROCA, CVE-2017-15361)");
+    } else {
         OSSL_PARAM_BLD *builder = OSSL_PARAM_BLD_new();
         OSSL_PARAM_BLD_push_BN(builder, OSSL_PKEY_PARAM_RSA_N, n);
         OSSL_PARAM_BLD_push_BN(builder, OSSL_PKEY_PARAM_RSA_E, e);

@@ -45,39 +45,14 @@ size_t auth_keyset_count(const struct auth_keyset *set)
     return set->count;
 }
 
-/* Returns how many keys the document lists, usable or not. */
-static size_t add_keys(struct auth_keyset *set, const struct json_value *keys, const char *origin,
-                       struct arena *scratch)
-{
-    struct json_iter it;
-    struct json_value jwk;
-    struct error error;
-    size_t listed = 0;
-
-    json_iter_init(&it, keys);
-    while (json_iter_next(&it, NULL, &jwk)) {
-        listed++;
-        if (set->count == AUTH_KEYS_MAX) {
-            log_warn("jwks_truncated", LOG_CSTR("source", origin), LOG_INT("keys", AUTH_KEYS_MAX));
-            break;
-        }
-        if (auth_key_parse(&jwk, scratch, &set->keys[set->count], &error) == STATUS_OK) {
-            set->count++;
-            continue;
-        }
-        struct str kid = str_utf8_cut(json_get_text(&jwk, STR("kid"), scratch), AUTH_KID_BYTES_MAX);
-        log_warn("jwks_key_skipped", LOG_CSTR("source", origin), LOG_STR("kid", kid),
-                 LOG_CSTR("error", error.message));
-    }
-    return listed;
-}
-
 enum status auth_keyset_add_jwks(struct auth_keyset *set, struct str document, const char *origin,
                                  struct error *error)
 {
-    struct json_value root, keys;
+    struct json_value root, keys, jwk;
+    struct json_iter it;
     struct arena scratch;
-    size_t before = set->count;
+    struct error why;
+    size_t before = set->count, listed = 0;
     enum status status = json_parse(document, JWKS_DEPTH_MAX, &root, error);
 
     if (status != STATUS_OK)
@@ -85,16 +60,30 @@ enum status auth_keyset_add_jwks(struct auth_keyset *set, struct str document, c
     arena_init(&scratch, SCRATCH_BYTES);
     if (root.type != JSON_OBJECT || json_has_duplicates(&root, &scratch) ||
         !json_get(&root, STR("keys"), &keys) || keys.type != JSON_ARRAY) {
-        status = error_set(error, STATUS_BAD_REQUEST, "%s is not an object with an array \"keys\"", origin);
-    } else {
-        size_t listed = add_keys(set, &keys, origin, &scratch);
-        if (listed == 0)
-            status = error_set(error, STATUS_BAD_REQUEST, "%s lists no key", origin);
-        else if (set->count == before)
-            status = error_set(error, STATUS_NOT_FOUND, "%s holds no usable key", origin);
+        arena_deinit(&scratch);
+        return error_set(error, STATUS_BAD_REQUEST, "%s is not an object with an array \"keys\"", origin);
+    }
+    json_iter_init(&it, &keys);
+    for (; json_iter_next(&it, NULL, &jwk); listed++) {
+        if (set->count == AUTH_KEYS_MAX) {
+            log_warn("jwks_truncated", LOG_CSTR("source", origin), LOG_INT("keys", AUTH_KEYS_MAX));
+            listed++;
+            break;
+        }
+        if (auth_key_parse(&jwk, &scratch, &set->keys[set->count], &why) == STATUS_OK) {
+            set->count++;
+            continue;
+        }
+        struct str kid = str_utf8_cut(json_get_text(&jwk, STR("kid"), &scratch), AUTH_KID_BYTES_MAX);
+        log_warn("jwks_key_skipped", LOG_CSTR("source", origin), LOG_STR("kid", kid),
+                 LOG_CSTR("error", why.message));
     }
     arena_deinit(&scratch);
-    return status;
+    if (listed == 0)
+        return error_set(error, STATUS_BAD_REQUEST, "%s lists no key", origin);
+    if (set->count == before)
+        return error_set(error, STATUS_NOT_FOUND, "%s holds no usable key", origin);
+    return STATUS_OK;
 }
 
 enum status auth_keyset_add_secret(struct auth_keyset *set, struct str secret, struct error *error)

@@ -187,24 +187,6 @@ static enum status build_keys(struct auth_keysource *source, struct auth_keyset 
     return STATUS_OK;
 }
 
-static bool swap_keys(struct auth_keysource *source)
-{
-    struct auth_keyset *fresh, *old;
-    struct error error;
-
-    if (build_keys(source, &fresh, &error) != STATUS_OK) { /* the secret was taken before */
-        log_error("auth_keys_unusable", LOG_ERROR_FIELDS(&error));
-        return false;
-    }
-    pthread_mutex_lock(&source->mutex);
-    old = source->keys;
-    source->keys = fresh;
-    pthread_mutex_unlock(&source->mutex);
-    auth_keyset_unref(old);
-    log_info("auth_keys_changed", LOG_INT("keys", auth_keyset_count(fresh)));
-    return true;
-}
-
 /* ---- when ---- */
 
 static int64_t read_keys(struct task *task, void *context)
@@ -223,12 +205,19 @@ static int64_t read_keys(struct task *task, void *context)
         refresh(source, &source->url, &changed, &error);
         plan_url(source);
     }
-    changed = changed && swap_keys(source);
-    if (for_demand) {
-        pthread_mutex_lock(&source->mutex);
+    struct auth_keyset *fresh = NULL;
+    if (changed && build_keys(source, &fresh, &error) != STATUS_OK) /* the secret was taken before */
+        log_error("auth_keys_unusable", LOG_ERROR_FIELDS(&error));
+    pthread_mutex_lock(&source->mutex);
+    struct auth_keyset *old = fresh ? source->keys : NULL;
+    source->keys = fresh ? fresh : source->keys;
+    if (for_demand)
         source->demanded = false;
-        pthread_mutex_unlock(&source->mutex);
-    }
+    pthread_mutex_unlock(&source->mutex);
+    auth_keyset_unref(old);
+    changed = fresh != NULL;
+    if (changed)
+        log_info("auth_keys_changed", LOG_INT("keys", auth_keyset_count(fresh)));
     if ((changed || for_demand) && !task_is_stopping(task))
         auth_publish(source->auth, changed);
     int64_t delay_ns = has_file ? TASK_MS(FILE_INTERVAL_MS) : TASK_IDLE;

@@ -111,22 +111,6 @@ static enum status read_clients(struct auth_rules *rules, const struct setting_o
     return STATUS_OK;
 }
 
-static enum status read_secret(struct auth_rules *rules, struct str variable, struct error *error)
-{
-    if (variable.len == 0 || !rules->enabled)
-        return STATUS_OK;
-    const char *secret = getenv(arena_str(&rules->arena, variable).ptr);
-    if (!secret)
-        return error_set_field(error, STATUS_CONFIG, "auth.hs256SecretFromEnv",
-                               "the environment has no variable %.*s", STR_ARG(variable));
-    if (strlen(secret) < AUTH_SECRET_BYTES_MIN)
-        return error_set_field(error, STATUS_CONFIG, "auth.hs256SecretFromEnv",
-                               "the secret in %.*s has fewer than %d bytes", STR_ARG(variable),
-                               AUTH_SECRET_BYTES_MIN);
-    rules->secret = arena_str(&rules->arena, str_from(secret));
-    return STATUS_OK;
-}
-
 /* The URL without user, password and query, which may all be secrets. Everything up to the last '@' goes: a
  * password whose '/' or '?' was not escaped must not be shown either. */
 static struct str url_shown(struct str url, struct arena *arena)
@@ -194,8 +178,19 @@ static enum status fill(struct auth_rules *rules, const struct auth_settings *se
             return error_set_field(error, STATUS_CONFIG, "auth.mtls.peers",
                                    "\"%.*s\" is not an address or a range like 10.0.0.0/8",
                                    STR_ARG(peers->items[i]));
-    enum status status = read_clients(rules, &settings->mtls_clients, error);
-    return status == STATUS_OK ? read_secret(rules, settings->hs256_secret_env, error) : status;
+    if (settings->hs256_secret_env.len > 0 && rules->enabled) {
+        const char *variable = arena_str(&rules->arena, settings->hs256_secret_env).ptr;
+        const char *secret = getenv(variable);
+        if (!secret)
+            return error_set_field(error, STATUS_CONFIG, "auth.hs256SecretFromEnv",
+                                   "the environment has no variable %s", variable);
+        if (strlen(secret) < AUTH_SECRET_BYTES_MIN)
+            return error_set_field(error, STATUS_CONFIG, "auth.hs256SecretFromEnv",
+                                   "the secret in %s has fewer than %d bytes", variable,
+                                   AUTH_SECRET_BYTES_MIN);
+        rules->secret = arena_str(&rules->arena, str_from(secret));
+    }
+    return read_clients(rules, &settings->mtls_clients, error);
 }
 
 enum status auth_rules_create(const struct auth_settings *settings, struct auth_rules **out,

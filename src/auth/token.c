@@ -151,29 +151,12 @@ static enum auth_reason read_header(struct str text, const struct auth_checks *c
     return AUTH_REASON_VALID;
 }
 
-/* ---- signature ---- */
-
-static enum auth_reason check_signature(const struct header *header, const struct auth_keyset *keys,
-                                        struct str message, struct str signature)
-{
-    const struct auth_key *candidates[AUTH_CANDIDATES_MAX];
-    size_t count = auth_keyset_candidates(keys, header->algorithm, header->kid, candidates);
-    bool known = header->kid.len == 0 ? count > 0 : auth_keyset_has_kid(keys, header->kid);
-
-    for (size_t i = 0; i < count; i++)
-        if (auth_signature_verify(candidates[i], message, signature))
-            return AUTH_REASON_VALID;
-    if (!known)
-        return AUTH_REASON_UNKNOWN_KEY;
-    return count > 0 ? AUTH_REASON_SIGNATURE
-                     : AUTH_REASON_ALGORITHM; /* the kid is a key of another algorithm */
-}
-
 enum auth_reason auth_token_verify(struct str token, const struct auth_checks *checks,
                                    const struct auth_keyset *keys, int64_t now_us, struct arena *arena,
                                    struct auth_claims *claims)
 {
-    struct str rest = token, parts[3], header_text, payload, signature;
+    struct str rest = token, parts[3], decoded[3];
+    const struct auth_key *candidates[AUTH_CANDIDATES_MAX];
     struct header header;
     enum auth_reason reason = auth_token_shape(token, checks);
 
@@ -181,18 +164,20 @@ enum auth_reason auth_token_verify(struct str token, const struct auth_checks *c
     if (reason != AUTH_REASON_VALID)
         return reason;
     for (int i = 0; i < 3; i++)
-        if (!str_split(&rest, '.', &parts[i]))
+        if (!str_split(&rest, '.', &parts[i]) || !auth_base64url_decode(parts[i], arena, &decoded[i]))
             return AUTH_REASON_MALFORMED;
-    if (!auth_base64url_decode(parts[0], arena, &header_text) ||
-        !auth_base64url_decode(parts[1], arena, &payload) ||
-        !auth_base64url_decode(parts[2], arena, &signature))
-        return AUTH_REASON_MALFORMED;
+    reason = read_header(decoded[0], checks, arena, &header);
+    if (reason != AUTH_REASON_VALID)
+        return reason;
 
-    reason = read_header(header_text, checks, arena, &header);
-    if (reason == AUTH_REASON_VALID)
-        reason =
-            check_signature(&header, keys, str_of(token.ptr, parts[0].len + 1 + parts[1].len), signature);
-    if (reason == AUTH_REASON_VALID)
-        reason = auth_claims_check(payload, checks, now_us, arena, claims);
-    return reason;
+    struct str message = str_of(token.ptr, parts[0].len + 1 + parts[1].len);
+    size_t count = auth_keyset_candidates(keys, header.algorithm, header.kid, candidates), at = 0;
+    while (at < count && !auth_signature_verify(candidates[at], message, decoded[2]))
+        at++;
+    if (at < count)
+        return auth_claims_check(decoded[1], checks, now_us, arena, claims);
+    if (header.kid.len == 0 ? count == 0 : !auth_keyset_has_kid(keys, header.kid))
+        return AUTH_REASON_UNKNOWN_KEY;
+    return count > 0 ? AUTH_REASON_SIGNATURE
+                     : AUTH_REASON_ALGORITHM; /* the kid is a key of another algorithm */
 }
