@@ -78,7 +78,6 @@ bool json_str_eq(struct str raw_string, struct str text); /* does this JSON stri
 struct str json_str_decode(struct str raw_string, struct arena *arena);
 /* Does it hold the escape of U+0000, which PostgreSQL's text cannot? Any validated value, at any depth. */
 bool json_has_nul_escape(struct str raw);
-bool json_to_bool(const struct json_value *value, bool *out);
 bool json_to_i64(const struct json_value *value, int64_t *out);   /* integers only: 1.0 and 1e3 are false */
 bool json_to_double(const struct json_value *value, double *out); /* false where it would be infinite */
 

@@ -288,14 +288,6 @@ bool json_has_nul_escape(struct str raw)
     return false;
 }
 
-bool json_to_bool(const struct json_value *value, bool *out)
-{
-    if (value->type != JSON_BOOL)
-        return false;
-    *out = value->raw.ptr[0] == 't';
-    return true;
-}
-
 bool json_to_i64(const struct json_value *value, int64_t *out)
 {
     return value->type == JSON_NUMBER && str_to_i64(value->raw, out);

@@ -65,17 +65,6 @@ bool log_enabled(enum log_level level)
     return (int)level >= atomic_load_explicit(&level_min, memory_order_relaxed);
 }
 
-bool log_level_parse(struct str name, enum log_level *level)
-{
-    for (unsigned i = 0; i < sizeof(level_names) / sizeof(level_names[0]); i++) {
-        if (str_eq(name, str_from(level_names[i]))) {
-            *level = (enum log_level)i;
-            return true;
-        }
-    }
-    return false;
-}
-
 /* `line` stands on fixed memory and must not grow: every put is checked against the room that is left
  * first. */
 static size_t room_for_value(const struct buf *line, const char *name)

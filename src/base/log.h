@@ -40,7 +40,6 @@ void log_set_fd(int fd); /* standard error unless a test says otherwise */
  * logged when it accepts lines again. */
 void log_never_wait(void);
 bool log_enabled(enum log_level level);
-bool log_level_parse(struct str name, enum log_level *level); /* debug, info, warn, error */
 
 #define LOG_FIELDS(...) ((const struct log_field[]){__VA_ARGS__ __VA_OPT__(, ){.name = NULL}})
 #define log_debug(event, ...) \

@@ -193,19 +193,6 @@ static void the_nul_escape_is_found(void **state)
     assert_false(json_has_nul_escape(STR_NONE));
 }
 
-static void booleans(void **state)
-{
-    (void)state;
-    struct json_value yes = parsed(STR("true")), no = parsed(STR("false")), text = parsed(STR("\"true\""));
-    bool out = false;
-
-    assert_true(json_to_bool(&yes, &out));
-    assert_true(out);
-    assert_true(json_to_bool(&no, &out));
-    assert_false(out);
-    assert_false(json_to_bool(&text, &out));
-}
-
 static void integers_are_exact_or_refused(void **state)
 {
     (void)state;
@@ -288,7 +275,6 @@ int main(void)
         cmocka_unit_test(strings_mean_what_their_escapes_say),
         cmocka_unit_test(a_string_without_escapes_is_not_copied),
         cmocka_unit_test(the_nul_escape_is_found),
-        cmocka_unit_test(booleans),
         cmocka_unit_test(integers_are_exact_or_refused),
         cmocka_unit_test(doubles_are_finite),
         cmocka_unit_test(unvalidated_bytes_stay_in_bounds),
