@@ -90,38 +90,30 @@ static bool has_agent(const struct chat_agent *agents, size_t count, struct str 
     return false;
 }
 
-static enum status check_agent(const struct config *config, const struct chat_agent *agent,
-                               struct error *error)
-{
-    if (!agent->reply.len == !agent->url.len)
-        return config_error_at(config, agent->name_place, "chat.agents.reply", error,
-                               "an agent needs either a reply or a url");
-    if (agent->url.len && !fetch_is_url(agent->url))
-        return config_error_at(config, agent->url_place, "chat.agents.url", error,
-                               "must be an http or https URL");
-    for (size_t i = 0; i < agent->keywords.count; i++)
-        if (!agent->keywords.items[i].len)
-            return config_error_at(config, agent->keywords_place, "chat.agents.keywords", error,
-                                   "a keyword must not be empty");
-    return STATUS_OK;
-}
-
 static enum status check_chat(const struct config *config, const void *section, struct error *error)
 {
     const struct chat_settings *settings = section;
     const struct chat_agent *agents = settings->agents.items;
-    enum status status = STATUS_OK;
-    for (size_t i = 0; i < settings->agents.count && status == STATUS_OK; i++) {
-        status = check_agent(config, &agents[i], error);
-        if (status == STATUS_OK && has_agent(agents, i, agents[i].name))
-            status = config_error_at(config, agents[i].name_place, "chat.agents.name", error,
-                                     "another agent has this name");
+    for (size_t i = 0; i < settings->agents.count; i++) {
+        const struct chat_agent *agent = &agents[i];
+        if (!agent->reply.len == !agent->url.len)
+            return config_error_at(config, agent->name_place, "chat.agents.reply", error,
+                                   "an agent needs either a reply or a url");
+        if (agent->url.len && !fetch_is_url(agent->url))
+            return config_error_at(config, agent->url_place, "chat.agents.url", error,
+                                   "must be an http or https URL");
+        for (size_t k = 0; k < agent->keywords.count; k++)
+            if (!agent->keywords.items[k].len)
+                return config_error_at(config, agent->keywords_place, "chat.agents.keywords", error,
+                                       "a keyword must not be empty");
+        if (has_agent(agents, i, agent->name))
+            return config_error_at(config, agent->name_place, "chat.agents.name", error,
+                                   "another agent has this name");
     }
-    if (status == STATUS_OK && settings->default_agent.len &&
-        !has_agent(agents, settings->agents.count, settings->default_agent))
-        status = config_error_at(config, settings->default_place, "chat.default-agent", error,
-                                 "must be the name of one of chat.agents");
-    return status;
+    if (settings->default_agent.len && !has_agent(agents, settings->agents.count, settings->default_agent))
+        return config_error_at(config, settings->default_place, "chat.default-agent", error,
+                               "must be the name of one of chat.agents");
+    return STATUS_OK;
 }
 
 /* ---- routes and topic ---- */

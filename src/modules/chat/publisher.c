@@ -70,24 +70,6 @@ static bool write_log(struct chat *chat, struct outbox_batch *batch)
     return status == STATUS_OK;
 }
 
-/* ---- rooms of this process ---- */
-
-static void deliver_to_rooms(struct chat *chat, const struct outbox_batch *batch)
-{
-    if (chat_rooms_are_empty(chat->rooms))
-        return;
-    struct chat_delivery *delivery = chat_delivery_create(chat->rooms);
-    for (size_t i = 0; i < batch->count; i++) {
-        const struct outbox_event *event = &batch->events[i];
-        const struct chat_key key = {event->extra[EXTRA_TENANT], event->extra[EXTRA_PROJECT],
-                                     event->aggregate[OF_SESSION], event->extra[EXTRA_USER]};
-        int64_t sequence;
-        if (is_event(event) && str_to_i64(event->extra[EXTRA_SEQUENCE], &sequence))
-            chat_delivery_add(delivery, &key, sequence, event->payload);
-    }
-    chat_delivery_send(delivery);
-}
-
 /* ---- the bus ---- */
 
 static bool write_message(void *context, const struct outbox_event *event, struct bus_message *message,
@@ -125,7 +107,15 @@ static void publish_events(void *context, struct outbox_batch *batch)
     if (!write_log(chat, batch))
         return;
     FAILPOINT("chat.after_log");
-    deliver_to_rooms(chat, batch);
+    struct chat_delivery *delivery = chat_delivery_create(chat->rooms);
+    for (size_t i = 0; i < batch->count; i++) {
+        const struct outbox_event *event = &batch->events[i];
+        const struct chat_key key = {event->extra[EXTRA_TENANT], event->extra[EXTRA_PROJECT],
+                                     event->aggregate[OF_SESSION], event->extra[EXTRA_USER]};
+        if (is_event(event))
+            chat_delivery_add(delivery, &key, event->extra[EXTRA_SEQUENCE], event->payload);
+    }
+    chat_delivery_send(delivery);
     outbox_messages_publish(kernel_events(chat->kernel), batch, write_message, NULL);
     FAILPOINT("chat.after_publish");
 }
@@ -153,8 +143,6 @@ enum status chat_publisher_create(struct chat *chat, struct error *error)
 static void on_events(void *context, struct bus_batch *batch)
 {
     struct chat *chat = context;
-    if (chat_rooms_are_empty(chat->rooms))
-        return;
     struct chat_delivery *delivery = chat_delivery_create(chat->rooms);
     for (size_t i = 0; i < batch->count; i++) {
         const struct bus_message *message = &batch->messages[i];
@@ -162,9 +150,8 @@ static void on_events(void *context, struct bus_batch *batch)
                                      bus_message_header(message, STR(HEADER_PROJECT)),
                                      bus_message_header(message, STR(CHAT_HEADER_SESSION)),
                                      bus_message_header(message, STR(HEADER_USER))};
-        int64_t sequence;
-        if (str_to_i64(bus_message_header(message, STR(CHAT_HEADER_SEQUENCE)), &sequence))
-            chat_delivery_add(delivery, &key, sequence, message->payload);
+        chat_delivery_add(delivery, &key, bus_message_header(message, STR(CHAT_HEADER_SEQUENCE)),
+                          message->payload);
     }
     chat_delivery_send(delivery);
 }

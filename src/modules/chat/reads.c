@@ -33,24 +33,6 @@ static const struct db_statement history_sql = DB_STATEMENT(
     " order by m.sequence");
 enum history_column { LAST, SEQUENCE, MESSAGE };
 
-static void put_history(struct buf *body, const struct db_result *rows)
-{
-    size_t count = db_result_rows(rows);
-    bool is_empty = db_result_is_null(rows, 0, MESSAGE);
-    buf_put_str(body, STR("{\"messages\":["));
-    for (size_t i = 0; i < count && !is_empty; i++) {
-        if (i)
-            buf_put_char(body, ',');
-        buf_put_str(body, db_result_str(rows, i, MESSAGE));
-    }
-    buf_put_char(body, ']');
-    if (!is_empty && db_result_i64(rows, 0, LAST) > db_result_i64(rows, count - 1, SEQUENCE))
-        json_put_member_str(body, "next_cursor", db_result_str(rows, count - 1, SEQUENCE));
-    else
-        json_put_member_raw(body, "next_cursor", STR("null"));
-    buf_put_char(body, '}');
-}
-
 static void send_body(struct http_request *request, struct buf *body)
 {
     http_send(request, &(struct http_response){.status = 200, .body = buf_str(body)});
@@ -82,8 +64,21 @@ void chat_get_messages(struct http_request *request)
     if (status == STATUS_OK && db_result_rows(rows) == 0)
         status = error_set(&error, STATUS_SESSION_NOT_FOUND, "no such session");
     if (status == STATUS_OK) {
+        size_t count = db_result_is_null(rows, 0, MESSAGE) ? 0 : db_result_rows(rows);
+        bool has_more = count && db_result_i64(rows, 0, LAST) > db_result_i64(rows, count - 1, SEQUENCE);
         struct buf body = {0};
-        put_history(&body, rows);
+        buf_put_str(&body, STR("{\"messages\":["));
+        for (size_t i = 0; i < count; i++) {
+            if (i)
+                buf_put_char(&body, ',');
+            buf_put_str(&body, db_result_str(rows, i, MESSAGE));
+        }
+        buf_put_char(&body, ']');
+        if (has_more)
+            json_put_member_str(&body, "next_cursor", db_result_str(rows, count - 1, SEQUENCE));
+        else
+            json_put_member_raw(&body, "next_cursor", STR("null"));
+        buf_put_char(&body, '}');
         send_body(request, &body);
     } else {
         http_send_error(request, &error);

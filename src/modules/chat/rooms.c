@@ -217,27 +217,6 @@ struct chat_delivery {
     bool is_gap; /* events may be missing in any room */
 };
 
-struct chat_delivery *chat_delivery_create(struct chat_rooms *rooms)
-{
-    struct chat_delivery *delivery = memory_zalloc(sizeof *delivery);
-    delivery->rooms = rooms;
-    delivery->last = &delivery->first;
-    arena_init(&delivery->arena, 4096);
-    return delivery;
-}
-
-void chat_delivery_add(struct chat_delivery *delivery, const struct chat_key *key, int64_t sequence,
-                       struct str line)
-{
-    struct arena *arena = &delivery->arena;
-    struct delivered *event = arena_zalloc(arena, sizeof *event);
-    event->key = chat_key_copy(key, arena);
-    event->sequence = sequence;
-    event->line = arena_str(arena, line);
-    *delivery->last = event;
-    delivery->last = &event->next;
-}
-
 static void room_announce(struct chat_room *room, int64_t sequence)
 {
     if (sequence > room->announced)
@@ -265,16 +244,43 @@ static void on_delivery(struct loop *loop, struct loop_message *message)
     free(delivery);
 }
 
+struct chat_delivery *chat_delivery_create(struct chat_rooms *rooms)
+{
+    if (atomic_load(&rooms->count) == 0)
+        return NULL;
+    struct chat_delivery *delivery = memory_zalloc(sizeof *delivery);
+    delivery->message.on_message = on_delivery;
+    delivery->rooms = rooms;
+    delivery->last = &delivery->first;
+    arena_init(&delivery->arena, 4096);
+    return delivery;
+}
+
+void chat_delivery_add(struct chat_delivery *delivery, const struct chat_key *key, struct str sequence,
+                       struct str line)
+{
+    int64_t number;
+    if (!delivery || !str_to_i64(sequence, &number))
+        return;
+    struct delivered *event = arena_zalloc(&delivery->arena, sizeof *event);
+    event->key = chat_key_copy(key, &delivery->arena);
+    event->sequence = number;
+    event->line = arena_str(&delivery->arena, line);
+    *delivery->last = event;
+    delivery->last = &event->next;
+}
+
 void chat_delivery_send(struct chat_delivery *delivery)
 {
-    delivery->message.on_message = on_delivery;
-    loop_post(delivery->rooms->home, &delivery->message);
+    if (delivery)
+        loop_post(delivery->rooms->home, &delivery->message);
 }
 
 void chat_rooms_reread(struct chat_rooms *rooms)
 {
     struct chat_delivery *delivery = chat_delivery_create(rooms);
-    delivery->is_gap = true;
+    if (delivery)
+        delivery->is_gap = true;
     chat_delivery_send(delivery);
 }
 
@@ -422,11 +428,6 @@ struct chat_rooms *chat_rooms_create(struct chat *chat)
     rooms->chat = chat;
     rooms->home = kernel_store_loop(chat->kernel);
     return rooms;
-}
-
-bool chat_rooms_are_empty(const struct chat_rooms *rooms)
-{
-    return atomic_load(&rooms->count) == 0;
 }
 
 void chat_rooms_destroy(struct chat_rooms *rooms)

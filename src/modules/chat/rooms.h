@@ -48,13 +48,12 @@ extern const struct chat_lines {
 struct chat_room;
 
 struct chat_rooms *chat_rooms_create(struct chat *chat);
-void chat_rooms_destroy(struct chat_rooms *rooms);         /* after the loops have ended */
-bool chat_rooms_are_empty(const struct chat_rooms *rooms); /* any thread: then no event need be delivered */
+void chat_rooms_destroy(struct chat_rooms *rooms); /* after the loops have ended */
 
-/* Events on their way to the rooms, each of which is in the log. Any thread; everything is copied. */
+/* Events on their way to the rooms, each of which is in the log. Any thread; everything is copied. NULL: there is no room. */
 struct chat_delivery;
 struct chat_delivery *chat_delivery_create(struct chat_rooms *rooms);
-void chat_delivery_add(struct chat_delivery *delivery, const struct chat_key *key, int64_t sequence,
+void chat_delivery_add(struct chat_delivery *delivery, const struct chat_key *key, struct str sequence,
                        struct str line);
 void chat_delivery_send(struct chat_delivery *delivery);
 void chat_rooms_reread(

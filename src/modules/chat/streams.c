@@ -60,32 +60,24 @@ static void follower_refuse(struct follower *follower)
 
 /* ---- on a worker ---- */
 
-/* Is `after` within the log? -1 becomes the oldest event that is kept. */
-static enum status check_position(struct follower *follower)
-{
-    const struct chat_page *page = &follower->page;
-    if (!page->is_found)
-        return error_set(&follower->error, STATUS_SESSION_NOT_FOUND, "no such session");
-    if (follower->after < 0)
-        follower->after = page->forgotten;
-    if (follower->after < page->forgotten)
-        return error_set_field(&follower->error, STATUS_SEQUENCE_TOO_OLD, "after",
-                               "events since sequence %lld are no longer kept", (long long)follower->after);
-    if (follower->after > page->last)
-        return error_set_field(&follower->error, STATUS_BAD_REQUEST, "after",
-                               "sequence %lld is not in the session yet", (long long)follower->after);
-    return STATUS_OK;
-}
-
 static void run_follower_read(struct worker_job *job)
 {
     struct follower *follower = (struct follower *)job;
     enum status status =
         chat_page_read(follower->chat, &follower->key, follower->after, &follower->page, &follower->error);
+    const struct chat_page *page = &follower->page;
+    if (follower->after < 0) /* from the oldest event that is kept */
+        follower->after = page->forgotten;
+    if (status == STATUS_OK && !page->is_found)
+        status = error_set(&follower->error, STATUS_SESSION_NOT_FOUND, "no such session");
+    if (status == STATUS_OK && follower->after < page->forgotten)
+        status = error_set_field(&follower->error, STATUS_SEQUENCE_TOO_OLD, "after",
+                                 "events since sequence %lld are no longer kept", (long long)follower->after);
+    if (status == STATUS_OK && follower->after > page->last)
+        status = error_set_field(&follower->error, STATUS_BAD_REQUEST, "after",
+                                 "sequence %lld is not in the session yet", (long long)follower->after);
     if (status == STATUS_OK)
-        status = check_position(follower);
-    if (status == STATUS_OK)
-        follower->opening = chat_page_segment(&follower->page, follower->after, follower->format);
+        follower->opening = chat_page_segment(page, follower->after, follower->format);
     FAILPOINT("chat.stream_read");
 }
 

@@ -38,21 +38,6 @@ static bool refuse_event(const char **reason, const char *sentence)
     return false;
 }
 
-/* Protobuf's texts are C's: a NUL inside would cut them short, and PostgreSQL has none. */
-static bool read_texts(const struct json_value *body, struct arena *arena, struct str values[TEXTS],
-                       const char **reason)
-{
-    struct json_value member;
-    for (int i = 0; i < TEXTS; i++) {
-        if (!json_get_string(body, texts[i].name, &member) || json_has_nul_escape(member.raw))
-            return refuse_event(reason, texts[i].reason);
-        values[i] = arena_str(arena, json_str_decode(member.raw, arena));
-        if (!values[i].len)
-            return refuse_event(reason, texts[i].reason);
-    }
-    return true;
-}
-
 static struct str pack(const struct str values[TEXTS], int64_t version, struct arena *arena)
 {
     proto_event message = FRESHET__ENTITLEMENT__V1__ENTITLEMENT_EVENT__INIT;
@@ -77,8 +62,14 @@ bool entitlement_event_encode(struct str payload, const struct entitlement_event
         return refuse_event(reason, "the payload is not a JSON object");
     if (json_has_duplicates(&body, arena))
         return refuse_event(reason, "the payload has a duplicate member");
-    if (!read_texts(&body, arena, values, reason))
-        return false;
+    for (int i = 0; i < TEXTS; i++) {
+        /* Protobuf's texts are C's: a NUL inside would cut them short, and PostgreSQL has none. */
+        if (!json_get_string(&body, texts[i].name, &member) || json_has_nul_escape(member.raw))
+            return refuse_event(reason, texts[i].reason);
+        values[i] = arena_str(arena, json_str_decode(member.raw, arena));
+        if (!values[i].len)
+            return refuse_event(reason, texts[i].reason);
+    }
     if (!json_get(&body, STR("version"), &member) || !json_to_i64(&member, &version))
         return refuse_event(reason, "the payload has no version");
     if (!uuid_parse(values[EVENT_ID], &uuid) || !str_eq(values[EVENT_ID], row->event_id))

@@ -149,25 +149,6 @@ static void take_titles(struct notification *notification, struct notification_e
 
 /* ---- the handler, on a worker ---- */
 
-static struct memo *read_events(struct bus_batch *batch)
-{
-    struct memo *memo = memory_zalloc(sizeof *memo);
-    struct error error = {0};
-
-    arena_init(&memo->arena, ARENA_BYTES);
-    memo->events = arena_zalloc(&memo->arena, batch->count * sizeof *memo->events);
-    for (size_t i = 0; i < batch->count; i++) {
-        if (notification_event_read(&batch->messages[i], &memo->arena, &memo->events[memo->count], &error) ==
-            STATUS_OK) {
-            memo->count++;
-            continue;
-        }
-        bus_batch_term(batch, i, NOTIFICATION_INVALID_EVENT "%s", error.message);
-        memo->terminated++;
-    }
-    return memo;
-}
-
 static enum status write_events(struct memo *memo, struct bus_batch *batch, struct error *error)
 {
     struct buf json;
@@ -191,9 +172,21 @@ static enum status write_events(struct memo *memo, struct bus_batch *batch, stru
 
 static void handle_events(void *context, struct bus_batch *batch)
 {
+    struct memo *memo = memory_zalloc(sizeof *memo);
     struct error error = {0};
-    struct memo *memo = read_events(batch);
+
     batch->memo = memo;
+    arena_init(&memo->arena, ARENA_BYTES);
+    memo->events = arena_zalloc(&memo->arena, batch->count * sizeof *memo->events);
+    for (size_t i = 0; i < batch->count; i++) {
+        if (notification_event_read(&batch->messages[i], &memo->arena, &memo->events[memo->count], &error) ==
+            STATUS_OK) {
+            memo->count++;
+            continue;
+        }
+        bus_batch_term(batch, i, NOTIFICATION_INVALID_EVENT "%s", error.message);
+        memo->terminated++;
+    }
     take_titles(context, memo->events, memo->count, &memo->arena);
     FAILPOINT("notification.before_write");
     enum status status = memo->count ? write_events(memo, batch, &error) : STATUS_OK;
@@ -211,24 +204,11 @@ static void count_events(const char *result, uint64_t count)
         metric_add(metric_series_get(&notification_events_family, (struct str[]){str_from(result)}), count);
 }
 
-static void log_handled(const struct memo *memo)
-{
-    int64_t now_us = clock_unix_us();
-    for (size_t i = 0; i < memo->count; i++) {
-        const struct notification_event *event = &memo->events[i];
-        double lag_s = (double)(now_us - event->occurred_us) / 1e6;
-        if (memo->created == (int64_t)memo->count) /* no redelivery */
-            metric_observe(metric_series_get(&notification_lag_family, NULL), lag_s > 0 ? lag_s : 0);
-        log_debug("notification_event_handled", LOG_CSTR("eventId", event->event_id),
-                  LOG_CSTR("notificationId", event->notification_id), LOG_STR("tenantId", event->tenant),
-                  LOG_INT("version", event->version));
-    }
-}
-
 static void on_events_committed(void *context, const struct bus_batch *batch, size_t settled)
 {
     struct notification *notification = context;
     struct memo *memo = batch->memo;
+    int64_t now_us = clock_unix_us();
     FAILPOINT("notification.after_commit");
     if (!memo) /* dead-lettered by the bus: dead_letters.c counts them */
         return;
@@ -244,7 +224,15 @@ static void on_events_committed(void *context, const struct bus_batch *batch, si
                       LOG_INT("partition", batch->messages[i].partition),
                       LOG_INT("offset", batch->messages[i].offset),
                       LOG_CSTR("reason", batch->verdicts[i].reason));
-    log_handled(memo);
+    for (size_t i = 0; i < memo->count; i++) {
+        const struct notification_event *event = &memo->events[i];
+        double lag_s = (double)(now_us - event->occurred_us) / 1e6;
+        if (memo->created == (int64_t)memo->count) /* no redelivery */
+            metric_observe(metric_series_get(&notification_lag_family, NULL), lag_s > 0 ? lag_s : 0);
+        log_debug("notification_event_handled", LOG_CSTR("eventId", event->event_id),
+                  LOG_CSTR("notificationId", event->notification_id), LOG_STR("tenantId", event->tenant),
+                  LOG_INT("version", event->version));
+    }
     free_memo(memo);
 }
 

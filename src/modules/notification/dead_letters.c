@@ -213,17 +213,6 @@ static const struct outbox_settings requeue_settings = {
     .jitter_max = 1500,
 };
 
-/* The event's id, or the position of a message without one, followed by the number of this requeue. */
-static struct str new_id(struct str id, const struct outbox_event *event, struct arena *arena)
-{
-    const char *mark = id.len ? memmem(id.ptr, id.len, REQUEUE_MARK, sizeof REQUEUE_MARK - 1) : NULL;
-    struct str base = !id.len ? event->extra[EXTRA_PLACE]
-                      : mark  ? str_of(id.ptr, (size_t)(mark - id.ptr))
-                              : id;
-    return arena_printf(arena, "%.*s" REQUEUE_MARK "%.*s", STR_ARG(base),
-                        STR_ARG(event->extra[EXTRA_REQUEUE_ID]));
-}
-
 static bool take_headers(const struct outbox_event *event, struct bus_message *message, struct arena *arena)
 {
     struct bus_header *headers = arena_alloc(arena, (BUS_HEADERS_MAX + 1) * sizeof *headers);
@@ -240,7 +229,14 @@ static bool take_headers(const struct outbox_event *event, struct bus_message *m
         else if (header.name.len)
             headers[count++] = header;
     }
-    headers[0] = (struct bus_header){STR(BUS_HEADER_EVENT_ID), new_id(id, event, arena)};
+    /* The event's id, or the position of a message without one, followed by the number of this requeue. */
+    const char *mark = id.len ? memmem(id.ptr, id.len, REQUEUE_MARK, sizeof REQUEUE_MARK - 1) : NULL;
+    struct str base = !id.len ? event->extra[EXTRA_PLACE]
+                      : mark  ? str_of(id.ptr, (size_t)(mark - id.ptr))
+                              : id;
+    headers[0] = (struct bus_header){STR(BUS_HEADER_EVENT_ID),
+                                     arena_printf(arena, "%.*s" REQUEUE_MARK "%.*s", STR_ARG(base),
+                                                  STR_ARG(event->extra[EXTRA_REQUEUE_ID]))};
     message->headers = headers;
     message->header_count = count;
     return true;

@@ -117,20 +117,6 @@ static void write_call(const struct notification_webhook_settings *webhook, cons
 
 /* ---- webhook: answers ---- */
 
-static void judge_call(struct outbox_batch *batch, size_t at, const struct calls *calls)
-{
-    int status = calls->answers[at].status;
-    bool is_refusal = status >= 400 && status < 500 && status != 408 && status != 425 && status != 429;
-    if (calls->statuses[at] == STATUS_CANCELLED)
-        outbox_batch_set(batch, at, OUTBOX_RELEASE, "not tried");
-    else if (is_refusal)
-        outbox_batch_set(batch, at, OUTBOX_POISON, "the receiver refuses it: HTTP %d", status);
-    else if (calls->statuses[at] != STATUS_OK)
-        outbox_batch_set(batch, at, OUTBOX_RETRY, "%s", calls->errors[at].message);
-    else if (status < 200 || status > 299)
-        outbox_batch_set(batch, at, OUTBOX_RETRY, "the receiver answered HTTP %d", status);
-}
-
 static void send_webhooks(const struct notification_webhook_settings *webhook, struct outbox_batch *batch)
 {
     int64_t begun_ns = clock_mono_ns(), rounds = clock_ms_left(batch->deadline_ns) / webhook->timeout_ms;
@@ -149,7 +135,16 @@ static void send_webhooks(const struct notification_webhook_settings *webhook, s
     fetch_run_many(calls.requests, calls.count, (size_t)webhook->parallel, calls.answers, calls.statuses,
                    calls.errors);
     for (size_t i = 0; i < calls.count; i++) {
-        judge_call(batch, i, &calls);
+        int status = calls.answers[i].status;
+        bool is_refusal = status >= 400 && status < 500 && status != 408 && status != 425 && status != 429;
+        if (calls.statuses[i] == STATUS_CANCELLED)
+            outbox_batch_set(batch, i, OUTBOX_RELEASE, "not tried");
+        else if (is_refusal)
+            outbox_batch_set(batch, i, OUTBOX_POISON, "the receiver refuses it: HTTP %d", status);
+        else if (calls.statuses[i] != STATUS_OK)
+            outbox_batch_set(batch, i, OUTBOX_RETRY, "%s", calls.errors[i].message);
+        else if (status < 200 || status > 299)
+            outbox_batch_set(batch, i, OUTBOX_RETRY, "the receiver answered HTTP %d", status);
         if (batch->results[i].kind == OUTBOX_DONE) /* the engine logs the others */
             log_sent(&batch->events[i]);
         buf_deinit(&calls.answers[i].body);
