@@ -13,18 +13,10 @@ const char *admin_text(const struct db_result *rows, size_t row, unsigned column
     return db_result_is_null(rows, row, column) ? missing : db_result_str(rows, row, column).ptr;
 }
 
-/* "outbox retry", for messages. */
-static const char *name_of(const struct admin *admin, char out[64])
-{
-    snprintf(out, 64, "%s %s", admin->command->name, admin->action->name);
-    return out;
-}
-
 void admin_note_limit(const struct admin *admin, size_t count)
 {
-    char name[64];
     if ((int64_t)count == admin->rows_max)
-        (void)app_fail(name_of(admin, name), "these are the first %zu; --limit shows more", count);
+        (void)app_fail(admin->name, "these are the first %zu; --limit shows more", count);
 }
 
 /* "list|retry|discard", with what separates the last two. */
@@ -53,24 +45,20 @@ static int read_call(int argc, char **argv, struct admin *admin)
         outcome = app_misuse(command->name, "the first word must be %.*s", STR_ARG(buf_str(&text)));
     }
     buf_deinit(&text);
-    if (outcome == OPTIONS_RUN)
-        admin->ids = (struct option_words){words.count - 1, words.items + 1};
-    return outcome;
-}
-
-static int check_call(struct admin *admin)
-{
+    if (outcome != OPTIONS_RUN)
+        return outcome;
     bool changes = admin->action->done != NULL;
-    char name[64];
+    admin->ids = (struct option_words){words.count - 1, words.items + 1};
+    snprintf(admin->name, sizeof admin->name, "%s %s", command->name, admin->action->name);
     if (!admin->rows_max)
         admin->rows_max = changes ? CHANGE_MAX : LIST_MAX;
-    const char *mistake = admin->command->check(admin);
+    const char *mistake = command->check(admin);
     if (mistake)
-        return app_misuse(name_of(admin, name), "%s", mistake);
+        return app_misuse(admin->name, "%s", mistake);
     if (changes && !admin->is_narrowed && !admin->all)
-        return app_misuse(name_of(admin, name), "choose rows by %s", admin->command->choose);
+        return app_misuse(admin->name, "choose rows by %s", command->choose);
     if (admin->is_narrowed && admin->all)
-        return app_misuse(name_of(admin, name), "--all and a choice of rows exclude each other");
+        return app_misuse(admin->name, "--all and a choice of rows exclude each other");
     return OPTIONS_RUN;
 }
 
@@ -85,7 +73,6 @@ static void run_target(struct admin *admin, const struct db_target *target)
     struct error error = {0};
     struct db_pool *pool = NULL;
     struct db_conn *conn = NULL;
-    char name[64];
     admin->database = target->name;
     admin->deadline_ns = clock_deadline_ms(STATEMENT_MS);
     enum status status = db_pool_create(target, &pool, &error);
@@ -94,22 +81,17 @@ static void run_target(struct admin *admin, const struct db_target *target)
     if (status == STATUS_OK)
         status = admin->action->run(admin, conn, &error);
     if (status != STATUS_OK)
-        (void)app_fail(name_of(admin, name), "database %s%s%s: %s", target->name, pool ? " at " : "",
+        (void)app_fail(admin->name, "database %s%s%s: %s", target->name, pool ? " at " : "",
                        pool ? db_pool_address(pool) : "", error.message);
     admin->has_failed |= status != STATUS_OK;
-    if (conn)
-        db_release(conn);
-    if (pool)
-        db_pool_destroy(pool);
+    db_release(conn);
+    db_pool_destroy(pool);
 }
 
 int admin_main(int argc, char **argv, struct admin *admin, const struct admin_command *command)
 {
-    char name[64];
     admin->command = command;
     int exit_status = read_call(argc, argv, admin);
-    if (exit_status == OPTIONS_RUN)
-        exit_status = check_call(admin);
     if (exit_status != OPTIONS_RUN)
         return exit_status;
     struct config *config = app_config_load(admin->config_path);
@@ -117,12 +99,11 @@ int admin_main(int argc, char **argv, struct admin *admin, const struct admin_co
         return 1;
     command->each_target(admin, config, count_target);
     if (admin->target_count == 0) {
-        exit_status = app_misuse(name_of(admin, name), "there is no database \"%s\" with these rows in %s",
+        exit_status = app_misuse(admin->name, "there is no database \"%s\" with these rows in %s",
                                  admin->only_database ? admin->only_database : "store",
                                  app_config_path(admin->config_path));
     } else if (admin->target_count > 1 && admin->action->done) {
-        exit_status =
-            app_misuse(name_of(admin, name), "the table is in several databases: name one by --database");
+        exit_status = app_misuse(admin->name, "the table is in several databases: name one by --database");
     } else {
         command->each_target(admin, config, run_target);
         exit_status = admin->has_failed ? 1 : 0;

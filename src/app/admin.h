@@ -37,6 +37,7 @@ struct admin {
 
     const struct admin_command *command;
     const struct admin_action *action;
+    char name[64]; /* "outbox retry", for messages */
     struct option_words ids;
     bool is_narrowed;     /* some rows are chosen, so that --all is a mistake */
     const char *database; /* the one at hand */

@@ -57,49 +57,32 @@ static enum status refusal_error(int http_status, struct str body, struct error 
     return status;
 }
 
-static struct str call_url(const struct pod_call *call, struct buf *out)
-{
-    buf_put_str(out, call->url);
-    if (call->path.len) {
-        buf_put_str(out, call->path);
-        return buf_str(out);
-    }
-    buf_put_str(out, STR("/v1/tenants/"));
-    pod_put_encoded(out, call->tenant);
-    if (call->code.len) {
-        buf_put_str(out, STR("/dictionaries/"));
-        pod_put_encoded(out, call->code);
-    }
-    buf_put_str(out, call->rest);
-    return buf_str(out);
-}
-
-/* Texts live in the arena. */
-static void put_headers(const struct pod_call *call, bool has_body, struct arena *arena,
-                        const char *headers[HEADERS_MAX + 1])
-{
-    size_t count = 0;
-    headers[count++] = arena_printf(arena, "Authorization: Bearer %.*s", STR_ARG(call->token)).ptr;
-    headers[count++] = arena_printf(arena, "Accept: %s", call->accept ? call->accept : "*/*").ptr;
-    if (call->min_version.len)
-        headers[count++] = arena_printf(arena, "X-Min-Version: %.*s", STR_ARG(call->min_version)).ptr;
-    if (has_body) {
-        headers[count++] = "Content-Type: application/json";
-        headers[count++] = "Expect:"; /* a large body is sent at once: a refusal arrives in any case */
-    }
-    headers[count] = NULL;
-}
-
 static enum status call_once(const struct pod_call *call, struct str json, struct buf *body,
                              struct error *error)
 {
     struct fetch_answer answer;
     struct arena arena;
     struct buf url = {0};
-    const char *headers[HEADERS_MAX + 1];
+    const char *headers[HEADERS_MAX + 1] = {NULL};
+    size_t count = 0;
     arena_init(&arena, 2048);
-    put_headers(call, json.len > 0, &arena, headers);
-    enum status status = fetch_run(&(struct fetch_request){.url = call_url(call, &url),
+    headers[count++] = arena_printf(&arena, "Authorization: Bearer %.*s", STR_ARG(call->token)).ptr;
+    headers[count++] = arena_printf(&arena, "Accept: %s", call->accept ? call->accept : "*/*").ptr;
+    if (call->min_version.len)
+        headers[count++] = arena_printf(&arena, "X-Min-Version: %.*s", STR_ARG(call->min_version)).ptr;
+    if (json.len > 0) {
+        headers[count++] = "Content-Type: application/json";
+        headers[count++] = "Expect:"; /* a large body is sent at once: a refusal arrives in any case */
+    }
+    buf_put_str(&url, call->url);
+    buf_put_str(&url, call->path.len ? call->path : STR("/v1/tenants/"));
+    if (!call->path.len) {
+        pod_put_encoded(&url, call->tenant);
+        buf_put_str(&url, call->code.len ? STR("/dictionaries/") : STR_NONE);
+        pod_put_encoded(&url, call->code);
+        buf_put_str(&url, call->rest);
+    }
+    enum status status = fetch_run(&(struct fetch_request){.url = buf_str(&url),
                                                            .headers = headers,
                                                            .body = json,
                                                            .connect_timeout_ms = CONNECT_TIMEOUT_MS,
@@ -171,48 +154,67 @@ bool pod_take_lines(void *context, struct str bytes)
 
 /* ---- one command ---- */
 
+/* http or https, a host, and a port that one can connect to where there is one. */
+static bool is_pod_url(struct str url)
+{
+    struct str rest = url, part;
+    int64_t port = 1;
+    if (!fetch_is_url(url))
+        return false;
+    for (unsigned i = 0; i < 3; i++) /* "http:", "", and what names the server */
+        (void)str_split(&rest, '/', &part);
+    const char *end = part.ptr + part.len, *user = memrchr(part.ptr, '@', part.len);
+    part = user ? str_of(user + 1, (size_t)(end - user - 1)) : part;
+    const char *colon = memrchr(part.ptr, ':', part.len), *bracket = memrchr(part.ptr, ']', part.len);
+    if (!colon || (bracket && colon < bracket)) /* no port: the scheme's */
+        return part.len > 0;
+    return colon > part.ptr && str_to_i64(str_of(colon + 1, (size_t)(end - colon - 1)), &port) && port >= 1 &&
+           port <= 65535;
+}
+
 struct str client_url(const char *command, const char *given, struct buf *buffer)
 {
     const char *named = given ? given : getenv("FRESHET_URL"), *port = getenv("FRESHET_PORT");
     struct str url = str_from(named);
     if (!given && !url.len) {
         buf_printf(buffer, "http://127.0.0.1:%s", port && *port ? port : "8080");
-        return buf_str(buffer);
+        url = buf_str(buffer);
     }
     while (str_ends_with(url, STR("/")))
         url.len--;
-    if (str_starts_with(url, STR("http://")) || str_starts_with(url, STR("https://")))
+    if (is_pod_url(url))
         return url;
-    (void)app_misuse(command, "%s \"%s\" is not a URL, such as http://127.0.0.1:8080",
-                     given ? "--url" : "$FRESHET_URL", named);
+    (void)app_misuse(command, "%s \"%.*s\" is not a URL, such as http://127.0.0.1:8080",
+                     given             ? "--url"
+                     : named && *named ? "$FRESHET_URL"
+                                       : "the URL with $FRESHET_PORT",
+                     STR_ARG(url));
     return STR_NONE;
 }
 
-/* Visible ASCII: anything else (a line break, for example) would end its header field. */
-static bool is_token(struct str token)
+bool client_token_given(const char *command, const char *given, struct str *token)
 {
-    for (size_t i = 0; i < token.len; i++)
-        if (token.ptr[i] <= ' ' || token.ptr[i] > '~')
-            return false;
-    return token.len > 0;
-}
-
-enum status client_token(const char *given, const struct auth_token_request *request, struct buf *token,
-                         struct error *error)
-{
-    const char *from_environment = getenv("FRESHET_TOKEN");
-    struct str ready = str_from(given ? given : from_environment);
-    if (!given && !ready.len) {
-        struct auth_token_request development = *request;
-        development.subject = STR("developer");
-        development.ttl_s = TOKEN_TTL_S;
-        return app_token_issue(NULL, NULL, &development, token, error);
-    }
-    if (!is_token(ready))
-        return error_set(error, STATUS_BAD_REQUEST,
+    *token = str_from(given ? given : getenv("FRESHET_TOKEN"));
+    bool is_good = !given || token->len > 0;
+    /* Visible ASCII: anything else (a line break, for example) would end its header field. */
+    for (size_t i = 0; i < token->len; i++)
+        is_good &= token->ptr[i] > ' ' && token->ptr[i] <= '~';
+    if (!is_good)
+        (void)app_misuse(command,
                          "%s is not a token: it is empty or contains white space or control characters",
                          given ? "the value of --token" : "$FRESHET_TOKEN");
-    buf_put_str(token, ready);
+    return is_good;
+}
+
+enum status client_token(struct str given, const struct auth_token_request *request, struct buf *token,
+                         struct error *error)
+{
+    struct auth_token_request development = *request;
+    development.subject = STR("developer");
+    development.ttl_s = TOKEN_TTL_S;
+    if (!given.len)
+        return app_token_issue(NULL, NULL, &development, token, error);
+    buf_put_str(token, given);
     return STATUS_OK;
 }
 
@@ -220,7 +222,7 @@ bool client_connect(struct client *client)
 {
     struct error error = {0};
     buf_clear(&client->token_text);
-    if (client_token(client->token, &(struct auth_token_request){.tenant = client->tenant},
+    if (client_token(client->ready_token, &(struct auth_token_request){.tenant = client->tenant},
                      &client->token_text, &error) != STATUS_OK) {
         (void)app_fail(client->command, "%s", error.message);
         return false;
@@ -231,32 +233,30 @@ bool client_connect(struct client *client)
     return true;
 }
 
-static int check_words(struct client *client, const struct client_command *command)
-{
-    const struct option_words *words = &client->words;
-    if (words->count < command->words_min || (command->words_max && words->count > command->words_max))
-        return app_misuse(client->command, "%s is needed, given: %s%s", command->usage,
-                          words->count ? words->items[0] : "nothing", words->count > 1 ? " …" : "");
-    const char *mistake = command->check ? command->check(client) : NULL;
-    return mistake ? app_misuse(client->command, "%s", mistake) : OPTIONS_RUN;
-}
-
 int client_main(int argc, char **argv, struct client *client, const struct client_command *command)
 {
+    const struct option_words *words = &client->words;
     client->command = argv[0];
     int exit_status =
         options_read_words(argc, argv, command->usage, command->summary, command->rows, &client->words);
     if (exit_status != OPTIONS_RUN)
         return exit_status;
-    client->tenant = str_from(client->words.count > 0 ? client->words.items[0] : NULL);
-    client->code = str_from(client->words.count > 1 ? client->words.items[1] : NULL);
-    exit_status = check_words(client, command);
-    if (exit_status != OPTIONS_RUN)
-        return exit_status;
+    if (words->count < command->words_min || (command->words_max && words->count > command->words_max))
+        return app_misuse(client->command, "%s is needed, given: %s%s", command->usage,
+                          words->count ? words->items[0] : "nothing", words->count > 1 ? " …" : "");
+    client->tenant = str_from(words->items[0]);
+    client->code = str_from(words->count > 1 ? words->items[1] : NULL);
+    const char *mistake = NULL;
+    if (command->names_dictionary && !(str_is_name(client->tenant) && str_is_name(client->code)))
+        mistake = CLIENT_NAME_MISTAKE;
+    else if (command->check)
+        mistake = command->check(client);
+    if (mistake)
+        return app_misuse(client->command, "%s", mistake);
     client->call.tenant = client->tenant;
     client->call.url = client_url(client->command, client->url, &client->url_text);
-    if (!client->call.url.len)
-        exit_status = 2;
+    if (!client->call.url.len || !client_token_given(client->command, client->token, &client->ready_token))
+        exit_status = OPTIONS_WRONG;
     else
         exit_status = client_connect(client) ? command->run(client) : 1;
     fetch_session_close(client->call.session);
@@ -267,19 +267,14 @@ int client_main(int argc, char **argv, struct client *client, const struct clien
 
 /* ---- progress ---- */
 
-void progress_start_of(struct progress *progress, uint64_t items_total)
+void progress_start(struct progress *progress, bool wanted, uint64_t items_total)
 {
     int64_t now_ns = clock_mono_ns();
-    *progress = (struct progress){.shown = items_total && isatty(STDERR_FILENO),
+    bool is_free = items_total || !isatty(STDOUT_FILENO);
+    *progress = (struct progress){.shown = wanted && is_free && isatty(STDERR_FILENO),
                                   .items_total = items_total,
                                   .began_ns = now_ns,
                                   .drawn_ns = now_ns};
-}
-
-void progress_start(struct progress *progress, bool wanted)
-{
-    progress_start_of(progress, 0);
-    progress->shown = wanted && isatty(STDERR_FILENO) && !isatty(STDOUT_FILENO);
 }
 
 /* One line, drawn again a few times a second; the last one stays. */

@@ -57,6 +57,7 @@ bool pod_take_lines(void *lines, struct str bytes);
 struct client {
     const char *command;       /* its name, for messages */
     const char *url, *token;   /* as given; NULL = the default */
+    struct str ready_token;    /* client_token_given() */
     struct option_words words; /* TENANT and DICT included */
     struct str tenant, code;   /* its first words */
     struct pod_call call;      /* ready in run(); copy it for a call */
@@ -67,6 +68,7 @@ struct client_command {
     const char *usage, *summary;
     const struct option_row *rows;
     size_t words_min, words_max;                 /* max 0 = no limit */
+    bool names_dictionary;                       /* the first two words are TENANT and DICT: checked */
     const char *(*check)(struct client *client); /* the first mistake in the call, NULL = none; may be NULL */
     int (*run)(struct client *client);           /* the exit status */
 };
@@ -75,8 +77,10 @@ int client_main(int argc, char **argv, struct client *client, const struct clien
 /* --url, else $FRESHET_URL, else 127.0.0.1 and $FRESHET_PORT or 8080; without a slash at the end, in
  * `buffer` where it was made up. Empty when it is not a URL, which is printed. */
 struct str client_url(const char *command, const char *given, struct buf *buffer);
-/* --token, else $FRESHET_TOKEN, else a development token for `request`. */
-enum status client_token(const char *given, const struct auth_token_request *request, struct buf *token,
+/* *token: --token, else $FRESHET_TOKEN, else empty. False when it is malformed, which is printed. */
+bool client_token_given(const char *command, const char *given, struct str *token);
+/* That, else a development token for `request`. */
+enum status client_token(struct str given, const struct auth_token_request *request, struct buf *token,
                          struct error *error) MUST_CHECK;
 /* A new connection, and a new token where it is a development token. False: the message is printed. */
 bool client_connect(struct client *client);
@@ -99,8 +103,8 @@ struct progress {
     uint64_t items_total; /* 0 = unknown */
     int64_t began_ns, drawn_ns;
 };
-void progress_start(struct progress *progress, bool wanted);
-void progress_start_of(struct progress *progress, uint64_t items_total); /* nothing goes to standard output */
+/* A total of 0: it is not known, and items go to standard output. */
+void progress_start(struct progress *progress, bool wanted, uint64_t items_total);
 void progress_count(struct progress *progress, uint64_t items, uint64_t bytes);
 void progress_end(struct progress *progress);
 

@@ -65,25 +65,18 @@ static enum status show_letter(struct admin *admin, struct db_conn *conn, struct
     return explain(conn, status, error);
 }
 
-/* The user as the system knows it; $USER may be anything. */
-static void name_actor(char *out, size_t size)
-{
-    char memory[4096], host[128] = "";
-    struct passwd entry, *found = NULL;
-    (void)!gethostname(host, sizeof host - 1);
-    if (getpwuid_r(getuid(), &entry, memory, sizeof memory, &found) == 0 && found)
-        snprintf(out, size, "%s@%s", found->pw_name, host);
-    else
-        snprintf(out, size, "uid %u@%s", (unsigned)getuid(), host);
-}
-
 static enum status change_letters(struct admin *admin, struct db_conn *conn, struct error *error)
 {
     const struct dlq_command *command = command_of(admin);
     bool is_requeue = strcmp(admin->action->name, "requeue") == 0;
-    char actor[512];
+    char actor[512], memory[4096], host[128] = "";
+    struct passwd entry, *found = NULL; /* the user as the system knows it; $USER may be anything */
     int64_t messages = 0, deliveries = 0;
-    name_actor(actor, sizeof actor);
+    (void)!gethostname(host, sizeof host - 1);
+    if (getpwuid_r(getuid(), &entry, memory, sizeof memory, &found) == 0 && found)
+        snprintf(actor, sizeof actor, "%s@%s", found->pw_name, host);
+    else
+        snprintf(actor, sizeof actor, "uid %u@%s", (unsigned)getuid(), host);
     enum status status = notification_dlq_change(
         conn, is_requeue ? NOTIFICATION_DLQ_REQUEUE : NOTIFICATION_DLQ_DISCARD, &command->selection,
         str_from(actor), str_from(command->note ? command->note : ""), admin->deadline_ns, &messages,
@@ -110,36 +103,6 @@ static void each_dlq_database(struct admin *admin, struct config *config, admin_
 
 /* ---- the call ---- */
 
-static bool is_one_of(const char *text, const char *const *names)
-{
-    while (*names && strcmp(text, *names) != 0)
-        names++;
-    return *names != NULL;
-}
-
-/* Numbers are messages, UUIDs deliveries. */
-static bool take_ids(struct dlq_command *command)
-{
-    db_array_begin(&command->messages);
-    db_array_begin(&command->deliveries);
-    for (size_t i = 0; i < command->admin.ids.count; i++) {
-        struct str id = str_from(command->admin.ids.items[i]);
-        struct uuid uuid;
-        int64_t number;
-        bool is_delivery = uuid_parse(id, &uuid);
-        if (!is_delivery && (!str_to_i64(id, &number) || number < 1))
-            return false;
-        db_array_put(is_delivery ? &command->deliveries : &command->messages, id);
-    }
-    db_array_end(&command->messages);
-    db_array_end(&command->deliveries);
-    if (command->admin.ids.count > 0) {
-        command->selection.messages = buf_str(&command->messages);
-        command->selection.deliveries = buf_str(&command->deliveries);
-    }
-    return true;
-}
-
 static const char *check_dlq(struct admin *admin)
 {
     static const char *const statuses[] = {"DEAD", "REQUEUE", "PUBLISHING", "REQUEUED", "DISCARDED", NULL};
@@ -151,10 +114,28 @@ static const char *check_dlq(struct admin *admin)
             selection->status = str_from(*name);
     if (!selection->status.ptr && strcmp(command->status, "any") != 0)
         return "--status must be dead, requeue, publishing, requeued, discarded or any";
-    if (command->kind && !is_one_of(command->kind, kinds))
+    const char *const *kind = kinds;
+    while (command->kind && *kind && strcmp(command->kind, *kind) != 0)
+        kind++;
+    if (!*kind)
         return "--kind must be terminated, max_deliver or delivery";
-    if (!take_ids(command))
-        return "an ID is a number or a UUID: `freshet dlq list` shows them";
+    db_array_begin(&command->messages);
+    db_array_begin(&command->deliveries);
+    for (size_t i = 0; i < admin->ids.count; i++) { /* numbers are messages, UUIDs deliveries */
+        struct str id = str_from(admin->ids.items[i]);
+        struct uuid uuid;
+        int64_t number;
+        bool is_delivery = uuid_parse(id, &uuid);
+        if (!is_delivery && (!str_to_i64(id, &number) || number < 1))
+            return "an ID is a number or a UUID: `freshet dlq list` shows them";
+        db_array_put(is_delivery ? &command->deliveries : &command->messages, id);
+    }
+    db_array_end(&command->messages);
+    db_array_end(&command->deliveries);
+    if (admin->ids.count > 0) {
+        selection->messages = buf_str(&command->messages);
+        selection->deliveries = buf_str(&command->deliveries);
+    }
     if (strcmp(admin->action->name, "show") == 0 && admin->ids.count != 1)
         return "give one ID";
     selection->rows_max = admin->rows_max;

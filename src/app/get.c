@@ -36,7 +36,7 @@ static int print_body(const struct get *get, const char *accept, struct str rest
     struct progress progress;
     struct buf body;
     struct error error = {0};
-    progress_start(&progress, get->all);
+    progress_start(&progress, get->all, 0);
     call.accept = accept;
     call.rest = rest;
     call.on_body = write_body;
@@ -75,29 +75,12 @@ static size_t put_keys(struct buf *rest, const struct option_words *keys, size_t
     return at;
 }
 
-/* {"version","items","missing"}: the items to standard output, a line each. */
-static enum status print_items(struct str body, size_t *missing_count, struct error *error)
-{
-    struct json_value answer, items, missing, one;
-    struct json_iter it;
-    enum status status = json_parse_stored(body, JSON_DEPTH_LIMIT, &answer, error);
-    if (status != STATUS_OK)
-        return status;
-    if (!json_get(&answer, STR("items"), &items) || !json_get(&answer, STR("missing"), &missing))
-        return error_set(error, STATUS_BAD_REQUEST, CLIENT_STRANGE_ANSWER);
-    json_iter_init(&it, &items);
-    while (json_iter_next(&it, NULL, &one))
-        printf("%.*s\n", STR_ARG(one.raw));
-    fflush(stdout); /* where both are one terminal, items are first */
-    json_iter_init(&it, &missing);
-    for (; json_iter_next(&it, NULL, &one); ++*missing_count)
-        (void)app_fail("get", "there is no item with the key %.*s", STR_ARG(one.raw));
-    return STATUS_OK;
-}
-
+/* Answers are {"version","items","missing"}: the items to standard output, a line each. */
 static int print_several(struct get *get)
 {
     struct pod_call call = get->client.call;
+    struct json_value answer, items, missing, one;
+    struct json_iter it;
     size_t missing_count = 0;
     enum status status = STATUS_OK;
     struct error error = {0};
@@ -107,7 +90,19 @@ static int print_several(struct get *get)
         call.rest = buf_str(&rest);
         status = pod_get(&call, &body, &error);
         if (status == STATUS_OK)
-            status = print_items(buf_str(&body), &missing_count, &error);
+            status = json_parse_stored(buf_str(&body), JSON_DEPTH_LIMIT, &answer, &error);
+        if (status == STATUS_OK &&
+            (!json_get(&answer, STR("items"), &items) || !json_get(&answer, STR("missing"), &missing)))
+            status = error_set(&error, STATUS_BAD_REQUEST, CLIENT_STRANGE_ANSWER);
+        if (status == STATUS_OK) {
+            json_iter_init(&it, &items);
+            while (json_iter_next(&it, NULL, &one))
+                printf("%.*s\n", STR_ARG(one.raw));
+            fflush(stdout); /* where both are one terminal, items are first */
+            json_iter_init(&it, &missing);
+            for (; json_iter_next(&it, NULL, &one); missing_count++)
+                (void)app_fail("get", "there is no item with the key %.*s", STR_ARG(one.raw));
+        }
         buf_deinit(&body);
         buf_deinit(&rest);
     }
@@ -144,8 +139,6 @@ static const char *check_get(struct client *client)
 {
     struct get *get = CONTAINER_OF(client, struct get, client);
     get->keys = (struct option_words){client->words.count - 2, client->words.items + 2};
-    if (!str_is_name(client->tenant) || !str_is_name(client->code))
-        return CLIENT_NAME_MISTAKE;
     if ((get->keys.count > 0) + get->all + get->version != 1)
         return "give one or more KEYs, or --all, or --version";
     for (size_t i = 0; i < get->keys.count; i++)
@@ -169,6 +162,7 @@ int app_get(int argc, char **argv)
         &(struct client_command){
             .usage = "TENANT DICT [KEY…]",
             .words_min = 2,
+            .names_dictionary = true,
             .summary = "Prints one item, several items (a line each), a whole dictionary or its version.\n"
                        "Exit status 1 when an item is missing, the pod refuses or does not answer.\n\n"
                        "  freshet get demo COUNTRY DE\n"

@@ -1,24 +1,46 @@
-/* `freshet load`: a file becomes the whole content of a dictionary, as a chunked snapshot. Nothing is sent before the
- * whole file has been read and checked; after an interruption the same command continues.
+/* `freshet load`: a file becomes the whole content of a dictionary, as a chunked snapshot. It is read twice:
  *
- * Several chunks are on their way at once, a connection each: while one is being committed, the next are read, sent and parsed.
- * The first failure ends it; chunks under way still arrive, which does no harm. */
+ *     file ─ items ─ chunks ─ first pass: counted and hashed, nothing is sent before all of it is checked
+ *                           ─ second pass: the same chunks, with ids made of those hashes
+ *
+ * Snapshot and events have ids made of their content: the same command, run again after an interruption, sends the same chunks, and
+ * those that have arrived have no second effect. Several are on their way at once, a connection each: while one is being
+ * committed, the next are read, sent and parsed. The first failure ends it; chunks under way still arrive, which does no harm. */
 #include "app/load.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 
 #include "app/commands.h"
+#include "app/updates.h"
 #include "base/clock.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/memory.h"
-#include "loop/worker.h"
 
 enum { LANES = 4, GENERATIONS_MAX = 10000 };
+
+struct plan { /* the result of the first pass */
+    struct str tenant, code;
+    int64_t revision; /* INT64_MIN = none */
+    int64_t chunk_items, chunk_bytes;
+    uint64_t item_count;
+    struct hash128 content;
+    struct hash128 *hashes; /* of each chunk's items */
+    size_t chunk_count, capacity;
+    char snapshot_id[UUID_TEXT_BYTES];
+};
+
+struct chunk {
+    size_t index;     /* from 0 */
+    struct str items; /* {…},{…} */
+    size_t item_count;
+};
 
 struct load {
     struct client client;
     struct load_file file;
-    struct load_plan plan;
+    struct plan plan;
     struct progress progress;
     const char *format;
     int64_t wait_ms, began_ns;
@@ -26,166 +48,214 @@ struct load {
     bool is_resumed, again, yes;
 };
 
-/* ---- sending ---- */
+/* ---- chunks ---- */
 
-struct lane {
-    struct worker_job job;
-    struct sender *sender;
-    struct fetch_session *session;
-    size_t index, item_count;
-    struct buf json;
-    bool is_busy; /* under the sender's mutex */
+struct cutter {
+    const struct plan *plan;
+    struct load_file *file;
+    struct buf items;
+    size_t count; /* chunks so far */
+    bool is_at_end;
 };
 
-struct sender {
-    struct load *load;
-    uint64_t skipped_count; /* chunks that had arrived before; under the mutex */
-    struct worker_pool *pool;
-    struct lane lanes[LANES];
-    pthread_mutex_t mutex;
-    pthread_cond_t is_free;
-    enum status status; /* the first failure, under the mutex; OK = none */
-    struct error error;
-};
-
-/* ---- on a worker ---- */
-
-/* Has this chunk arrived in an earlier run? */
-static bool is_sent(struct lane *lane, const struct pod_call *call)
+/* The next chunk, valid until the next call; *has_chunk is false at the end. The same file is always cut at the same places. An
+ * empty file is one empty chunk. */
+static enum status cut_chunk(struct cutter *cutter, struct chunk *chunk, bool *has_chunk, struct error *error)
 {
-    const struct load *load = lane->sender->load;
-    char event_id[UUID_TEXT_BYTES];
-    struct update_state state;
-    if (!load->is_resumed)
-        return false;
-    load_plan_event_id(&load->plan, lane->index, event_id);
-    return updates_ask(call, event_id, &state, NULL, NULL) == STATUS_OK && state.status != UPDATE_FAILED;
-}
-
-static enum status send_chunk(struct lane *lane, bool *skipped, struct error *error)
-{
-    struct pod_call call = lane->sender->load->client.call;
-    struct update_state state;
-    call.session = lane->session;
-    *skipped = is_sent(lane, &call);
-    if (*skipped)
-        return STATUS_OK;
-    enum status status = updates_post(&call, "", buf_str(&lane->json), &state, error);
-    if (status == STATUS_OK && state.status == UPDATE_FAILED)
-        return error_set_field(error, STATUS_BAD_REQUEST, state.code, "%s: %s", state.code, state.message);
+    const struct plan *plan = cutter->plan;
+    enum status status = cutter->count == 0 ? load_file_rewind(cutter->file, error) : STATUS_OK;
+    *chunk = (struct chunk){.index = cutter->count};
+    buf_clear(&cutter->items);
+    while (status == STATUS_OK && !cutter->is_at_end && (int64_t)chunk->item_count < plan->chunk_items &&
+           (int64_t)buf_len(&cutter->items) < plan->chunk_bytes) {
+        bool has_item;
+        size_t before = buf_len(&cutter->items);
+        if (chunk->item_count)
+            buf_put_char(&cutter->items, ',');
+        status = load_file_next(cutter->file, &cutter->items, &has_item, error);
+        cutter->is_at_end = !has_item;
+        chunk->item_count += has_item;
+        if (!has_item) /* without the comma before nothing */
+            cutter->items.end = cutter->items.start + before;
+    }
+    chunk->items = buf_str(&cutter->items);
+    *has_chunk = status == STATUS_OK && (chunk->item_count || chunk->index == 0);
+    cutter->count += *has_chunk;
     return status;
 }
 
-static void run_lane(struct worker_job *job)
+static struct hash128 hash_chunk(const struct chunk *chunk)
 {
-    struct lane *lane = (struct lane *)job; /* its first member */
-    struct sender *sender = lane->sender;
-    struct error error = {0};
-    bool skipped = false;
-    enum status status = send_chunk(lane, &skipped, &error);
-    pthread_mutex_lock(&sender->mutex);
-    if (status == STATUS_OK) {
-        progress_count(&sender->load->progress, lane->item_count, buf_len(&lane->json));
-        sender->skipped_count += skipped;
-    } else if (sender->status == STATUS_OK) {
-        sender->status = status;
-        sender->error = error;
+    return hash_item(STR("chunk"), chunk->items);
+}
+
+/* The first pass. */
+static enum status make_plan(struct load *load, struct error *error)
+{
+    struct plan *plan = &load->plan;
+    struct cutter cutter = {.plan = plan, .file = &load->file};
+    struct chunk chunk;
+    bool has_chunk = true;
+    enum status status = STATUS_OK;
+    while ((status = cut_chunk(&cutter, &chunk, &has_chunk, error)) == STATUS_OK && has_chunk) {
+        char before[HASH128_HEX_BYTES];
+        if (plan->chunk_count == plan->capacity) {
+            plan->capacity = plan->capacity ? plan->capacity * 2 : 64;
+            plan->hashes = memory_realloc_array(plan->hashes, plan->capacity, sizeof *plan->hashes);
+        }
+        plan->hashes[plan->chunk_count++] = hash_chunk(&chunk);
+        plan->item_count += chunk.item_count;
+        hash128_hex(plan->content, before);
+        plan->content = hash_item(str_from(before), chunk.items); /* with all before it */
     }
-    pthread_mutex_unlock(&sender->mutex);
+    buf_deinit(&cutter.items);
+    return status;
 }
 
-static void on_lane_done(struct worker_job *job)
+/* ---- ids ---- */
+
+/* Version 8 of RFC 9562: custom. */
+static void format_id(struct hash128 hash, char out[UUID_TEXT_BYTES])
 {
-    struct lane *lane = (struct lane *)job;
-    pthread_mutex_lock(&lane->sender->mutex);
-    lane->is_busy = false;
-    pthread_cond_signal(&lane->sender->is_free);
-    pthread_mutex_unlock(&lane->sender->mutex);
+    struct uuid uuid;
+    for (unsigned i = 0; i < 8; i++) {
+        uuid.bytes[i] = (uint8_t)(hash.high >> (56 - 8 * i));
+        uuid.bytes[8 + i] = (uint8_t)(hash.low >> (56 - 8 * i));
+    }
+    uuid.bytes[6] = (uint8_t)((uuid.bytes[6] & 0x0F) | 0x80);
+    uuid.bytes[8] = (uint8_t)((uuid.bytes[8] & 0x3F) | 0x80);
+    uuid_format(&uuid, out);
 }
 
-/* ---- on the main thread ---- */
-
-static struct lane *find_free_lane(struct sender *sender)
+/* The ids of the `generation`th time that this very content is loaded. */
+static void plan_identify(struct plan *plan, uint64_t generation)
 {
-    for (unsigned i = 0; i < LANES; i++)
-        if (!sender->lanes[i].is_busy)
-            return &sender->lanes[i];
-    return NULL;
+    char content[HASH128_HEX_BYTES], revision[24] = "-";
+    struct buf text = {0};
+    hash128_hex(plan->content, content);
+    if (plan->revision != INT64_MIN)
+        snprintf(revision, sizeof revision, "%lld", (long long)plan->revision);
+    buf_printf(&text, "%.*s %.*s %s %zu %llu", STR_ARG(plan->tenant), STR_ARG(plan->code), revision,
+               plan->chunk_count, (unsigned long long)generation);
+    format_id(hash_item(str_from(content), buf_str(&text)), plan->snapshot_id);
+    buf_deinit(&text);
 }
 
-/* Waits for a lane; NULL after a failure. */
-static struct lane *take_lane(struct sender *sender)
+static void plan_event_id(const struct plan *plan, size_t index, char out[UUID_TEXT_BYTES])
 {
-    struct lane *lane = NULL;
-    pthread_mutex_lock(&sender->mutex);
-    while (sender->status == STATUS_OK && !(lane = find_free_lane(sender)))
-        pthread_cond_wait(&sender->is_free, &sender->mutex);
-    if (lane)
-        lane->is_busy = true;
-    pthread_mutex_unlock(&sender->mutex);
-    return lane;
+    char number[24];
+    snprintf(number, sizeof number, "%zu", index);
+    format_id(hash_item(str_from(plan->snapshot_id), str_from(number)), out);
 }
 
-static bool on_chunk(void *context, const struct load_chunk *chunk)
+/* ---- sending: the second pass ---- */
+
+struct sender {
+    struct load *load;
+    pthread_mutex_t mutex; /* of all that follows */
+    struct cutter cutter;
+    uint64_t skipped_count; /* chunks that had arrived before */
+    enum status status;     /* the first failure; OK = none */
+    struct error error;
+};
+
+/* Takes the next chunk into `json`, compared with the first pass. False at the end, or after a failure. The mutex is held. */
+static bool take_chunk(struct sender *sender, struct chunk *chunk, char event_id[UUID_TEXT_BYTES],
+                       struct buf *json)
+{
+    const struct plan *plan = &sender->load->plan;
+    bool has_chunk = false;
+    if (sender->status != STATUS_OK)
+        return false;
+    sender->status = cut_chunk(&sender->cutter, chunk, &has_chunk, &sender->error);
+    struct hash128 hash = hash_chunk(chunk);
+    bool is_known = has_chunk
+                        ? chunk->index < plan->chunk_count && hash.low == plan->hashes[chunk->index].low &&
+                              hash.high == plan->hashes[chunk->index].high
+                        : sender->cutter.count == plan->chunk_count;
+    if (sender->status == STATUS_OK && !is_known)
+        sender->status = error_set(&sender->error, STATUS_BAD_REQUEST,
+                                   "the file changed while it was read: run the command again");
+    if (sender->status != STATUS_OK || !has_chunk)
+        return false;
+    plan_event_id(plan, chunk->index, event_id);
+    buf_clear(json);
+    buf_put_char(json, '{');
+    json_put_member_str(json, "eventId", str_from(event_id));
+    json_put_member_str(json, "dictCode", plan->code);
+    json_put_member_str(json, "eventType", STR("SNAPSHOT"));
+    json_put_member_str(json, "snapshotId", str_from(plan->snapshot_id));
+    json_put_member_i64(json, "chunkIndex", (int64_t)chunk->index + 1);
+    json_put_member_i64(json, "chunksTotal", (int64_t)plan->chunk_count);
+    if (plan->revision != INT64_MIN)
+        json_put_member_i64(json, "sourceRevision", plan->revision);
+    json_put_key(json, STR("items"));
+    buf_put_char(json, '[');
+    buf_put_str(json, chunk->items);
+    buf_put_str(json, STR("]}"));
+    return true;
+}
+
+/* A lane: one chunk after the other over a connection of its own. */
+static void *run_lane(void *context)
 {
     struct sender *sender = context;
-    struct lane *lane = take_lane(sender);
-    if (!lane)
-        return false;
-    lane->index = chunk->index;
-    lane->item_count = chunk->item_count;
-    buf_clear(&lane->json);
-    load_chunk_put(&lane->json, &sender->load->plan, chunk);
-    return worker_pool_submit(sender->pool, &lane->job); /* the queue has room for every lane */
-}
-
-static void sender_init(struct sender *sender, struct load *load)
-{
-    *sender = (struct sender){.load = load};
-    pthread_mutex_init(&sender->mutex, NULL);
-    pthread_cond_init(&sender->is_free, NULL);
-    sender->pool = worker_pool_create("load", LANES, LANES);
-    for (unsigned i = 0; i < LANES; i++)
-        sender->lanes[i] = (struct lane){.job = {.run = run_lane, .done = on_lane_done},
-                                         .sender = sender,
-                                         .session = fetch_session_open()};
-}
-
-/* After all lanes are done. */
-static void sender_deinit(struct sender *sender)
-{
+    struct pod_call call = sender->load->client.call;
+    struct chunk chunk;
+    char event_id[UUID_TEXT_BYTES];
+    struct buf json = {0};
+    call.session = fetch_session_open();
     pthread_mutex_lock(&sender->mutex);
-    for (unsigned i = 0; i < LANES; i++)
-        while (sender->lanes[i].is_busy)
-            pthread_cond_wait(&sender->is_free, &sender->mutex);
-    pthread_mutex_unlock(&sender->mutex);
-    worker_pool_stop(sender->pool);
-    worker_pool_destroy(sender->pool);
-    for (unsigned i = 0; i < LANES; i++) {
-        fetch_session_close(sender->lanes[i].session);
-        buf_deinit(&sender->lanes[i].json);
+    while (take_chunk(sender, &chunk, event_id, &json)) {
+        struct update_state state;
+        struct error error = {0};
+        enum status status = STATUS_OK;
+        pthread_mutex_unlock(&sender->mutex);
+        bool skipped = sender->load->is_resumed &&
+                       updates_ask(&call, event_id, &state, NULL, NULL) == STATUS_OK &&
+                       state.status != UPDATE_FAILED; /* it arrived in an earlier run */
+        if (!skipped)
+            status = updates_post(&call, "", buf_str(&json), &state, &error);
+        if (status == STATUS_OK && state.status == UPDATE_FAILED)
+            status =
+                error_set_field(&error, STATUS_BAD_REQUEST, state.code, "%s: %s", state.code, state.message);
+        pthread_mutex_lock(&sender->mutex);
+        if (status == STATUS_OK) {
+            progress_count(&sender->load->progress, chunk.item_count, buf_len(&json));
+            sender->skipped_count += skipped;
+        } else if (sender->status == STATUS_OK) {
+            sender->status = status;
+            sender->error = error;
+        }
     }
-    pthread_cond_destroy(&sender->is_free);
-    pthread_mutex_destroy(&sender->mutex);
+    pthread_mutex_unlock(&sender->mutex);
+    fetch_session_close(call.session);
+    buf_deinit(&json);
+    return NULL;
 }
 
 /* Sends what is missing. An error's field is the answer's code. */
 static enum status send_all(struct load *load, struct error *error)
 {
-    struct sender sender;
-    progress_start_of(&load->progress, load->plan.item_count);
-    sender_init(&sender, load);
-    enum status status = load_plan_walk(&load->plan, &load->file, on_chunk, &sender, error);
-    sender_deinit(&sender);
-    if (sender.status != STATUS_OK) {
-        status = sender.status;
-        *error = sender.error;
-    }
+    struct sender sender = {.load = load, .cutter = {.plan = &load->plan, .file = &load->file}};
+    pthread_t lanes[LANES - 1]; /* and this thread */
+    unsigned count = 0;
+    progress_start(&load->progress, load->plan.item_count > 0, load->plan.item_count);
+    pthread_mutex_init(&sender.mutex, NULL);
+    while (count < LANES - 1 && pthread_create(&lanes[count], NULL, run_lane, &sender) == 0)
+        count++;
+    run_lane(&sender);
+    while (count > 0)
+        pthread_join(lanes[--count], NULL);
+    pthread_mutex_destroy(&sender.mutex);
+    buf_deinit(&sender.cutter.items);
     progress_end(&load->progress);
     if (sender.skipped_count)
         (void)app_fail("load", "%llu of %zu chunks were sent by an earlier run",
                        (unsigned long long)sender.skipped_count, load->plan.chunk_count);
-    return status;
+    if (sender.status != STATUS_OK)
+        *error = sender.error;
+    return sender.status;
 }
 
 /* ---- generations ---- */
@@ -222,8 +292,8 @@ static enum status find_generation(struct load *load, int64_t *version, struct e
         int http_status = 0;
         struct pod_call call = load->client.call;
         call.http_status = &http_status;
-        load_plan_identify(&load->plan, load->generation);
-        load_plan_event_id(&load->plan, 0, event_id);
+        plan_identify(&load->plan, load->generation);
+        plan_event_id(&load->plan, 0, event_id);
         enum status status = updates_ask(&call, event_id, &state, NULL, error);
         load->is_resumed = status == STATUS_OK && state.status == UPDATE_PENDING;
         if (http_status == 404 && str_eq(str_from(error->field), STR("UNKNOWN_UPDATE")))
@@ -240,25 +310,6 @@ static enum status find_generation(struct load *load, int64_t *version, struct e
 }
 
 /* ---- the command ---- */
-
-static int print_result(const struct load *load, const struct update_state *state, const char *event_id)
-{
-    double seconds = (double)(clock_mono_ns() - load->began_ns) / (double)CLOCK_NS_PER_S;
-    double items = (double)load->plan.item_count;
-    switch (state->status) {
-    case UPDATE_COMMITTED:
-        printf("version %lld: %.0f items in %.1f s, %.0f items/s\n", (long long)state->version, items,
-               seconds, items / (seconds > 0.001 ? seconds : 0.001));
-        return 0;
-    case UPDATE_FAILED: return app_fail("load", "%s: %s", state->code, state->message);
-    case UPDATE_PENDING: break;
-    }
-    (void)app_fail(
-        "load",
-        "everything is sent, but not committed yet; `freshet status %.*s %s --wait 10m` prints the result",
-        STR_ARG(load->plan.tenant), event_id);
-    return UPDATE_EXIT_PENDING;
-}
 
 static int send_load(struct load *load)
 {
@@ -280,15 +331,29 @@ static int send_load(struct load *load)
         if (status == STATUS_OK)
             status = send_all(load, &error);
     }
-    load_plan_event_id(&load->plan, 0, event_id);
+    plan_event_id(&load->plan, 0, event_id);
     if (status == STATUS_OK)
         status = updates_await(&load->client.call, event_id, load->wait_ms, &state, NULL, &error);
-    if (status == STATUS_OK)
-        return print_result(load, &state, event_id);
-    (void)app_fail("load", "%s", error.message);
-    if (status != STATUS_BAD_REQUEST)
-        (void)app_fail("load", "run the same command again: it continues where this one ended");
-    return 1;
+    if (status != STATUS_OK) {
+        (void)app_fail("load", "%s", error.message);
+        if (status != STATUS_BAD_REQUEST)
+            (void)app_fail("load", "run the same command again: it continues where this one ended");
+        return 1;
+    }
+    if (state.status == UPDATE_FAILED)
+        return app_fail("load", "%s: %s", state.code, state.message);
+    if (state.status == UPDATE_COMMITTED) {
+        double seconds = (double)(clock_mono_ns() - load->began_ns) / (double)CLOCK_NS_PER_S;
+        double items = (double)load->plan.item_count;
+        printf("version %lld: %.0f items in %.1f s, %.0f items/s\n", (long long)state.version, items, seconds,
+               items / (seconds > 0.001 ? seconds : 0.001));
+        return 0;
+    }
+    (void)app_fail(
+        "load",
+        "everything is sent, but not committed yet; `freshet status %.*s %s --wait 10m` prints the result",
+        STR_ARG(load->plan.tenant), event_id);
+    return UPDATE_EXIT_PENDING;
 }
 
 static int run_load(struct client *client)
@@ -299,14 +364,14 @@ static int run_load(struct client *client)
     load->began_ns = clock_mono_ns();
     enum status status = load_file_open(&load->file, client->words.items[2], &error);
     if (status == STATUS_OK)
-        status = load_plan_make(&load->plan, &load->file, &error);
+        status = make_plan(load, &error);
     if (status != STATUS_OK)
         exit_status = app_fail("load", "%s", error.message);
     else if (load->plan.item_count == 0 && !load->yes)
         exit_status = app_fail("load", "%s has no items: use --yes to clear the dictionary", load->file.name);
     else
         exit_status = send_load(load);
-    load_plan_deinit(&load->plan);
+    free(load->plan.hashes);
     load_file_close(&load->file);
     return exit_status;
 }
@@ -314,8 +379,6 @@ static int run_load(struct client *client)
 static const char *check_load(struct client *client)
 {
     struct load *load = CONTAINER_OF(client, struct load, client);
-    if (!str_is_name(client->tenant) || !str_is_name(client->code))
-        return CLIENT_NAME_MISTAKE;
     load->plan.tenant = client->tenant;
     load->plan.code = client->code;
     if (!load->format)
@@ -354,6 +417,7 @@ int app_load(int argc, char **argv)
             .usage = "TENANT DICT FILE",
             .words_min = 3,
             .words_max = 3,
+            .names_dictionary = true,
             .summary =
                 "Replaces the content of a dictionary by a file: NDJSON lines {\"key\":…,\"payload\":…}, as `freshet get --all`\n"
                 "prints them, or CSV with a header; - is standard input. Readers see the old content until all of the new\n"

@@ -1,7 +1,9 @@
 /* A file's lines as items, NDJSON or CSV. It is read twice, so a file that cannot be rewound is copied first.
  *
  * CSV is RFC 4180: commas, quotes that are doubled inside quotes, line breaks inside quotes. The first record names the
- * columns. One column is the key; every other becomes a string member of the payload, by its name. */
+ * columns. One column is the key; every other becomes a string member of the payload, by its name.
+ *
+ * What is wrong with a line is a text, NULL = nothing; load_file_next() and load_file_rewind() add where it is. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,13 +59,7 @@ void load_file_close(struct load_file *file)
     arena_deinit(&file->names), arena_deinit(&file->arena);
 }
 
-static enum status line_error(const struct load_file *file, uint64_t line, struct error *error,
-                              const char *what)
-{
-    return error_set(error, STATUS_BAD_REQUEST, "%s:%llu: %s", file->name, (unsigned long long)line, what);
-}
-
-/* ---- lines ---- */
+/* ---- lines and items ---- */
 
 static bool read_line(struct load_file *file, struct str *line)
 {
@@ -81,8 +77,6 @@ static bool read_line(struct load_file *file, struct str *line)
     return true;
 }
 
-/* ---- items ---- */
-
 static const char *key_mistake(struct str key)
 {
     if (key.len == 0)
@@ -92,79 +86,51 @@ static const char *key_mistake(struct str key)
     return memchr(key.ptr, '\0', key.len) ? "the key holds NUL" : NULL;
 }
 
-static void put_item(struct buf *out, struct str key_json, struct str payload_json)
+/* A line is {"key","payload"} and nothing else. */
+static const char *next_ndjson(struct load_file *file, struct buf *out, bool *has_item)
 {
-    buf_put_str(out, STR("{\"key\":"));
-    buf_put_str(out, key_json);
-    buf_put_str(out, STR(",\"payload\":"));
-    buf_put_str(out, payload_json);
-    buf_put_char(out, '}');
-}
-
-/* {"key","payload"} and nothing else; NULL = it is one. */
-static const char *read_item(struct load_file *file, const struct json_value *item, struct str *key,
-                             struct str *payload)
-{
+    struct str line, name, key = STR_NONE, payload = STR_NONE;
+    struct json_value item, value;
     struct json_iter it;
-    struct json_value value;
-    struct str name;
-    *key = *payload = STR_NONE;
-    json_iter_init(&it, item);
+    struct error error;
+    do
+        if (!read_line(file, &line))
+            return NULL;
+    while (str_trim(line).len == 0);
+    file->item_line = file->line_number;
+    if (json_parse(line, JSON_DEPTH_LIMIT, &item, &error) != STATUS_OK)
+        return arena_str(&file->arena, str_from(error.message)).ptr;
+    if (item.type != JSON_OBJECT)
+        return "a line is {\"key\":…,\"payload\":…}";
+    json_iter_init(&it, &item);
     while (json_iter_next(&it, &name, &value)) {
-        struct str *into = json_str_eq(name, STR("key"))       ? key
-                           : json_str_eq(name, STR("payload")) ? payload
+        struct str *into = json_str_eq(name, STR("key"))       ? &key
+                           : json_str_eq(name, STR("payload")) ? &payload
                                                                : NULL;
         if (!into || into->len)
             return "a line is {\"key\":…,\"payload\":…}, each once and nothing else";
-        if (into == key && value.type != JSON_STRING)
+        if (into == &key && value.type != JSON_STRING)
             return "the key must be a string";
         *into = value.raw;
     }
-    if (!key->len || !payload->len)
+    if (!key.len || !payload.len)
         return "a line is {\"key\":…,\"payload\":…}";
-    if (json_has_nul_escape(*payload))
+    if (json_has_nul_escape(payload))
         return "the payload holds \\u0000, which PostgreSQL cannot store";
-    return key_mistake(json_str_decode(*key, &file->arena));
-}
-
-static enum status next_ndjson(struct load_file *file, struct buf *out, bool *has_item, struct error *error)
-{
-    struct str line, key, payload;
-    struct json_value item;
-    struct error detail;
-    do
-        if (!read_line(file, &line))
-            return STATUS_OK;
-    while (str_trim(line).len == 0);
-    file->item_line = file->line_number;
-    if (json_parse(line, JSON_DEPTH_LIMIT, &item, &detail) != STATUS_OK)
-        return line_error(file, file->item_line, error, detail.message);
-    if (item.type != JSON_OBJECT)
-        return line_error(file, file->item_line, error, "a line is {\"key\":…,\"payload\":…}");
-    const char *mistake = read_item(file, &item, &key, &payload);
-    if (mistake)
-        return line_error(file, file->item_line, error, mistake);
-    put_item(out, key, payload);
+    buf_printf(out, "{\"key\":%.*s,\"payload\":", STR_ARG(key));
+    buf_put_str(out, payload);
+    buf_put_char(out, '}');
     *has_item = true;
-    return STATUS_OK;
+    return key_mistake(json_str_decode(key, &file->arena));
 }
 
 /* ---- CSV ---- */
 
-static bool has_odd_quotes(struct str text)
-{
-    bool odd = false;
-    for (const char *at = text.ptr, *end = text.ptr + text.len;
-         (at = memchr(at, '"', (size_t)(end - at))) != NULL; at++)
-        odd = !odd;
-    return odd;
-}
-
 /* A record into file->record; *has_record is false at the end. Blank lines are skipped. */
-static enum status read_record(struct load_file *file, bool *has_record, struct error *error)
+static const char *read_record(struct load_file *file, bool *has_record)
 {
     struct str line;
-    bool is_open = false;
+    bool is_open = false; /* inside quotes */
     *has_record = false;
     buf_clear(&file->record);
     while (read_line(file, &line)) {
@@ -176,19 +142,20 @@ static enum status read_record(struct load_file *file, bool *has_record, struct 
             buf_put_char(&file->record, '\n');
         *has_record = true;
         buf_put_str(&file->record, line);
-        is_open ^= has_odd_quotes(line);
+        for (const char *at = line.ptr, *end = line.ptr + line.len;
+             (at = memchr(at, '"', (size_t)(end - at))) != NULL; at++)
+            is_open = !is_open;
         if (!is_open)
             break;
     }
     if (is_open)
-        return line_error(file, file->item_line, error, "a quote is not closed");
-    if (!str_is_utf8(buf_str(&file->record)) ||
-        (*has_record && memchr(buf_str(&file->record).ptr, '\0', buf_len(&file->record))))
-        return line_error(file, file->item_line, error, "not UTF-8, or with NUL");
-    return STATUS_OK;
+        return "a quote is not closed";
+    struct str record = buf_str(&file->record);
+    bool is_text = str_is_utf8(record) && !(*has_record && memchr(record.ptr, '\0', record.len));
+    return is_text ? NULL : "not UTF-8, or with NUL";
 }
 
-/* Takes one field off *rest. Returns what is wrong with it, or NULL; *is_last is set after the last one. */
+/* Takes one field off *rest; *is_last is set after the last one. */
 static const char *take_field(struct str *rest, struct arena *arena, struct str *field, bool *is_last)
 {
     if (rest->len == 0 || rest->ptr[0] != '"') {
@@ -218,102 +185,79 @@ static const char *take_field(struct str *rest, struct arena *arena, struct str 
     return NULL;
 }
 
-/* ---- the header ---- */
-
-static const char *add_column(struct load_file *file, struct str name, struct arena *arena)
+static const char *read_csv_header(struct load_file *file)
 {
-    if (name.len == 0)
-        return "a column has no name";
-    if (file->column_count == COLUMNS_MAX)
-        return "too many columns";
-    for (size_t i = 0; i < file->column_count; i++)
-        if (str_eq(file->columns[i], name))
-            return "two columns have the same name";
-    file->columns = memory_realloc_array(file->columns, file->column_count + 1, sizeof *file->columns);
-    file->columns[file->column_count++] = arena_str(arena, name);
-    return NULL;
-}
-
-static enum status find_key(struct load_file *file, struct error *error)
-{
-    file->key_index = 0;
-    if (!file->key_column)
-        return STATUS_OK;
-    for (; file->key_index < file->column_count; file->key_index++)
-        if (str_eq(file->columns[file->key_index], str_from(file->key_column)))
-            return STATUS_OK;
-    return error_set(error, STATUS_BAD_REQUEST, "%s:%llu: there is no column called %s", file->name,
-                     (unsigned long long)file->item_line, file->key_column);
-}
-
-static enum status read_csv_header(struct load_file *file, struct error *error)
-{
-    bool has_record, is_last = false;
-    struct str field;
-    enum status status = read_record(file, &has_record, error);
-    if (status != STATUS_OK)
-        return status;
-    if (!has_record)
-        return line_error(file, 1, error, "the header with the columns' names is missing");
-    struct str rest = buf_str(&file->record);
-    file->column_count = 0;
-    arena_reset(&file->names);
-    while (!is_last) {
-        const char *mistake = take_field(&rest, &file->names, &field, &is_last);
-        if (!mistake)
-            mistake = add_column(file, field, &file->names);
-        if (mistake)
-            return line_error(file, file->item_line, error, mistake);
+    bool has_record, is_last = false, has_key = !file->key_column;
+    const char *mistake = read_record(file, &has_record);
+    struct str rest = buf_str(&file->record), name;
+    if (!mistake && !has_record) {
+        file->item_line = 1;
+        return "the header with the columns' names is missing";
     }
-    return find_key(file, error);
+    file->column_count = file->key_index = 0;
+    arena_reset(&file->names);
+    while (!mistake && !is_last) {
+        mistake = take_field(&rest, &file->names, &name, &is_last);
+        if (mistake)
+            break;
+        if (name.len == 0)
+            return "a column has no name";
+        if (file->column_count == COLUMNS_MAX)
+            return "too many columns";
+        for (size_t i = 0; i < file->column_count; i++)
+            if (str_eq(file->columns[i], name))
+                return "two columns have the same name";
+        if (file->key_column && str_eq(name, str_from(file->key_column))) {
+            file->key_index = file->column_count;
+            has_key = true;
+        }
+        file->columns = memory_realloc_array(file->columns, file->column_count + 1, sizeof *file->columns);
+        file->columns[file->column_count++] = arena_str(&file->names, name);
+    }
+    if (!mistake && !has_key)
+        return arena_printf(&file->arena, "there is no column called %s", file->key_column).ptr;
+    return mistake;
 }
 
-/* ---- records ---- */
-
-/* The columns of the record: the key decoded, the payload as JSON. Returns what is wrong, or NULL. */
-static const char *read_fields(struct load_file *file, struct str *key, struct buf *payload)
+static const char *next_csv(struct load_file *file, struct buf *out, bool *has_item)
 {
-    struct str rest = buf_str(&file->record), field;
+    struct buf payload = {0};
+    struct str key = STR_NONE, field, rest;
     bool is_last = false;
     size_t at = 0;
-    buf_put_char(payload, '{');
-    for (; !is_last; at++) {
-        const char *mistake = take_field(&rest, &file->arena, &field, &is_last);
+    const char *mistake = read_record(file, has_item);
+    if (mistake || !*has_item)
+        return mistake;
+    rest = buf_str(&file->record);
+    for (; !mistake && !is_last; at++) {
+        mistake = take_field(&rest, &file->arena, &field, &is_last);
+        if (!mistake && at >= file->column_count)
+            mistake = "more fields than the header has columns";
         if (mistake)
-            return mistake;
-        if (at >= file->column_count)
-            return "more fields than the header has columns";
-        if (at == file->key_index) {
-            *key = field;
-            continue;
-        }
-        json_put_key(payload, file->columns[at]);
-        json_put_string(payload, field);
+            break;
+        if (at == file->key_index)
+            key = field;
+        else
+            json_put_member_str(&payload, file->columns[at].ptr, field);
     }
-    buf_put_char(payload, '}');
-    return at < file->column_count ? "fewer fields than the header has columns" : key_mistake(*key);
-}
-
-static enum status next_csv(struct load_file *file, struct buf *out, bool *has_item, struct error *error)
-{
-    struct buf key_json, payload;
-    struct str key = STR_NONE;
-    enum status status = read_record(file, has_item, error);
-    if (status != STATUS_OK || !*has_item)
-        return status;
-    buf_init(&key_json), buf_init(&payload);
-    const char *mistake = read_fields(file, &key, &payload);
-    if (mistake) {
-        status = line_error(file, file->item_line, error, mistake);
-    } else {
-        json_put_string(&key_json, key);
-        put_item(out, buf_str(&key_json), buf_str(&payload));
-    }
-    buf_deinit(&key_json), buf_deinit(&payload);
-    return status;
+    if (!mistake)
+        mistake = at < file->column_count ? "fewer fields than the header has columns" : key_mistake(key);
+    buf_put_str(out, STR("{\"key\":"));
+    json_put_string(out, key);
+    buf_put_str(out, STR(",\"payload\":{"));
+    buf_put_str(out, buf_str(&payload));
+    buf_put_str(out, STR("}}"));
+    buf_deinit(&payload);
+    return mistake;
 }
 
 /* ---- either ---- */
+
+static enum status line_error(const struct load_file *file, const char *mistake, struct error *error)
+{
+    return error_set(error, STATUS_BAD_REQUEST, "%s:%llu: %s", file->name,
+                     (unsigned long long)file->item_line, mistake);
+}
 
 enum status load_file_rewind(struct load_file *file, struct error *error)
 {
@@ -321,16 +265,18 @@ enum status load_file_rewind(struct load_file *file, struct error *error)
     clearerr(file->stream);
     if (fseeko(file->stream, file->start, SEEK_SET) != 0)
         return error_set(error, STATUS_IO, "%s: %s", file->name, strerror(errno));
-    return file->format == LOAD_CSV ? read_csv_header(file, error) : STATUS_OK;
+    const char *mistake = file->format == LOAD_CSV ? read_csv_header(file) : NULL;
+    return mistake ? line_error(file, mistake, error) : STATUS_OK;
 }
 
 enum status load_file_next(struct load_file *file, struct buf *out, bool *has_item, struct error *error)
 {
     *has_item = false;
     arena_reset(&file->arena);
-    enum status status = file->format == LOAD_CSV ? next_csv(file, out, has_item, error)
-                                                  : next_ndjson(file, out, has_item, error);
-    if (status == STATUS_OK && !*has_item && ferror(file->stream))
+    const char *mistake = (file->format == LOAD_CSV ? next_csv : next_ndjson)(file, out, has_item);
+    if (mistake)
+        return line_error(file, mistake, error);
+    if (!*has_item && ferror(file->stream))
         return error_set(error, STATUS_IO, "%s: %s", file->name, strerror(errno));
-    return status;
+    return STATUS_OK;
 }

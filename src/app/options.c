@@ -68,23 +68,19 @@ bool options_duration(const char *text, int64_t max_ms, int64_t *ms)
     return true;
 }
 
-static int take_number(const char *command, const struct option_row *row, const char *value)
-{
-    if (str_to_i64(str_from(value), row->number) && *row->number >= row->min &&
-        (!row->max || *row->number <= row->max))
-        return OPTIONS_RUN;
-    if (row->max)
-        return app_misuse(command, "%s needs a whole number from %lld to %lld", row->name,
-                          (long long)row->min, (long long)row->max);
-    if (row->min == INT64_MIN)
-        return app_misuse(command, "%s needs a whole number", row->name);
-    return app_misuse(command, "%s needs a whole number from %lld", row->name, (long long)row->min);
-}
-
 static int take_value(const char *command, const struct option_row *row, const char *value)
 {
-    if (row->number)
-        return take_number(command, row, value);
+    if (row->number) {
+        if (str_to_i64(str_from(value), row->number) && *row->number >= row->min &&
+            (!row->max || *row->number <= row->max))
+            return OPTIONS_RUN;
+        if (row->max)
+            return app_misuse(command, "%s needs a whole number from %lld to %lld", row->name,
+                              (long long)row->min, (long long)row->max);
+        if (row->min == INT64_MIN)
+            return app_misuse(command, "%s needs a whole number", row->name);
+        return app_misuse(command, "%s needs a whole number from %lld", row->name, (long long)row->min);
+    }
     if (row->duration_ms)
         return options_duration(value, row->max ? row->max : OPTION_DAY_MS, row->duration_ms)
                    ? OPTIONS_RUN

@@ -58,35 +58,28 @@ static const struct outbox_table *find_table(const char *name, const struct opti
 
 /* ---- one database ---- */
 
-static enum status list_table(struct outbox_command *command, struct db_conn *conn,
-                              const struct outbox_table *table, struct error *error)
-{
-    struct db_result *rows = NULL;
-    enum status status = outbox_list(conn, table, command->state, &command->selection,
-                                     command->admin.deadline_ns, &rows, error);
-    size_t count = status == STATUS_OK ? db_result_rows(rows) : 0;
-    for (size_t i = 0; i < count; i++) {
-        const char *last_error = admin_text(rows, i, 7, "");
-        printf("%s %s id=%s of=%s seq=%s type=%s state=%s attempts=%s claims=%s age=%ss%s%s\n",
-               command->admin.database, table->name, admin_text(rows, i, 0, ""), admin_text(rows, i, 1, ""),
-               admin_text(rows, i, 2, ""), admin_text(rows, i, 3, ""), command->state_name,
-               admin_text(rows, i, 4, ""), admin_text(rows, i, 5, ""), admin_text(rows, i, 6, ""),
-               *last_error ? " error=" : "", last_error);
-    }
-    if (status == STATUS_OK)
-        admin_note_limit(&command->admin, count);
-    db_result_free(rows);
-    return status;
-}
-
 static enum status list_outboxes(struct admin *admin, struct db_conn *conn, struct error *error)
 {
     struct outbox_command *command = command_of(admin);
     enum status status = STATUS_OK;
     for (const struct outbox_table *const *at = command->module->outboxes; *at && status == STATUS_OK; at++) {
+        struct db_result *rows = NULL;
         if (command->table ? command->table != *at : !ids_fit(*at, &admin->ids))
             continue;
-        status = list_table(command, conn, *at, error);
+        status =
+            outbox_list(conn, *at, command->state, &command->selection, admin->deadline_ns, &rows, error);
+        size_t count = status == STATUS_OK ? db_result_rows(rows) : 0;
+        for (size_t i = 0; i < count; i++) {
+            const char *last_error = admin_text(rows, i, 7, "");
+            printf("%s %s id=%s of=%s seq=%s type=%s state=%s attempts=%s claims=%s age=%ss%s%s\n",
+                   admin->database, (*at)->name, admin_text(rows, i, 0, ""), admin_text(rows, i, 1, ""),
+                   admin_text(rows, i, 2, ""), admin_text(rows, i, 3, ""), command->state_name,
+                   admin_text(rows, i, 4, ""), admin_text(rows, i, 5, ""), admin_text(rows, i, 6, ""),
+                   *last_error ? " error=" : "", last_error);
+        }
+        if (status == STATUS_OK)
+            admin_note_limit(admin, count);
+        db_result_free(rows);
         /* A database that was not migrated for the module has no such table. */
         if (status == STATUS_DB_ERROR && !command->table && strcmp(db_sqlstate(conn), "42P01") == 0)
             status = STATUS_OK;
@@ -188,21 +181,6 @@ static const char *take_ids(struct outbox_command *command)
     return NULL;
 }
 
-/* A time, or how long ago. */
-static bool take_since(struct outbox_command *command)
-{
-    int64_t unix_us = 0, ago_ms = 0;
-    if (!command->since)
-        return true;
-    if (options_duration(command->since, 3650 * OPTION_DAY_MS, &ago_ms))
-        unix_us = clock_unix_us() - ago_ms * 1000;
-    else if (!clock_rfc3339_parse(str_from(command->since), &unix_us))
-        return false;
-    clock_rfc3339(unix_us, command->since_text);
-    command->selection.since = str_from(command->since_text);
-    return true;
-}
-
 static const char *check_outbox(struct admin *admin)
 {
     struct outbox_command *command = command_of(admin);
@@ -217,8 +195,15 @@ static const char *check_outbox(struct admin *admin)
         mistake = take_ids(command);
     if (mistake)
         return mistake;
-    if (!take_since(command))
-        return "--since needs a time, 2026-01-31T12:00:00Z, or how long ago: 90s, 15m, 1h, 7d";
+    if (command->since) { /* a time, or how long ago */
+        int64_t unix_us = 0, ago_ms = 0;
+        if (options_duration(command->since, 3650 * OPTION_DAY_MS, &ago_ms))
+            unix_us = clock_unix_us() - ago_ms * 1000;
+        else if (!clock_rfc3339_parse(str_from(command->since), &unix_us))
+            return "--since needs a time, 2026-01-31T12:00:00Z, or how long ago: 90s, 15m, 1h, 7d";
+        clock_rfc3339(unix_us, command->since_text);
+        selection->since = str_from(command->since_text);
+    }
     selection->first = str_from(command->first);
     selection->last = str_from(command->last);
     if ((command->first && !str_to_i64(selection->first, &number)) ||

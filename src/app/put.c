@@ -19,48 +19,6 @@ struct put {
     char event_id[UUID_TEXT_BYTES];
 };
 
-static void put_body(struct buf *out, const struct put *put)
-{
-    buf_put_char(out, '{');
-    json_put_member_str(out, "eventId", str_from(put->event_id));
-    json_put_member_str(out, "dictCode", put->client.code);
-    json_put_member_str(out, "eventType", STR("DELTA"));
-    if (put->revision != INT64_MIN)
-        json_put_member_i64(out, "sourceRevision", put->revision);
-    json_put_key(out, STR("items"));
-    buf_put_str(out, STR("[{"));
-    json_put_member_str(out, "key", put->key);
-    json_put_member_str(out, "op", put->is_delete ? STR("DELETE") : STR("UPSERT"));
-    if (!put->is_delete)
-        json_put_member_raw(out, "payload", put->payload);
-    buf_put_str(out, STR("}]}"));
-}
-
-static int print_result(const struct put *put, const struct update_state *state)
-{
-    if (state->status == UPDATE_COMMITTED) {
-        printf("%lld\n", (long long)state->version);
-        return 0;
-    }
-    if (state->status == UPDATE_FAILED)
-        return app_fail("put", "%s: %s", state->code, state->message);
-    printf("%s\n", state->event_id[0] ? state->event_id : put->event_id);
-    (void)app_fail("put", "accepted%s; `freshet status %.*s %s --wait 10s` prints the result",
-                   put->is_async ? "" : ", not committed yet", STR_ARG(put->client.tenant), put->event_id);
-    return put->is_async ? 0 : UPDATE_EXIT_PENDING;
-}
-
-/* False when it cannot be read, or has more than fits. */
-static bool read_stdin(struct buf *text)
-{
-    size_t len;
-    do {
-        len = fread(buf_reserve(text, 65536), 1, 65536, stdin);
-        buf_commit(text, len);
-    } while (len && buf_len(text) <= PAYLOAD_BYTES_MAX);
-    return !ferror(stdin) && buf_len(text) <= PAYLOAD_BYTES_MAX;
-}
-
 /* 0, or the exit status. */
 static int read_payload(struct put *put, const char *word)
 {
@@ -68,10 +26,15 @@ static int read_payload(struct put *put, const char *word)
     struct error error = {0};
     put->payload = str_from(word);
     if (strcmp(word, "-") == 0) {
-        if (!read_stdin(&put->stdin_text))
+        size_t len;
+        do {
+            len = fread(buf_reserve(&put->stdin_text, 65536), 1, 65536, stdin);
+            buf_commit(&put->stdin_text, len);
+        } while (len && buf_len(&put->stdin_text) <= PAYLOAD_BYTES_MAX);
+        put->payload = buf_str(&put->stdin_text);
+        if (ferror(stdin) || put->payload.len > PAYLOAD_BYTES_MAX)
             return app_fail("put", "standard input cannot be read, or has more than %zu bytes",
                             PAYLOAD_BYTES_MAX);
-        put->payload = buf_str(&put->stdin_text);
     }
     if (json_parse(put->payload, JSON_DEPTH_LIMIT, &value, &error) != STATUS_OK)
         return app_misuse("put", "PAYLOAD is not JSON: %s. A text needs quotes of its own: '\"text\"'",
@@ -85,17 +48,39 @@ static int send_put(const struct put *put)
     struct update_state state;
     struct error error = {0};
     struct buf json = {0};
-    put_body(&json, put);
+    buf_put_char(&json, '{');
+    json_put_member_str(&json, "eventId", str_from(put->event_id));
+    json_put_member_str(&json, "dictCode", put->client.code);
+    json_put_member_str(&json, "eventType", STR("DELTA"));
+    if (put->revision != INT64_MIN)
+        json_put_member_i64(&json, "sourceRevision", put->revision);
+    json_put_key(&json, STR("items"));
+    buf_put_str(&json, STR("[{"));
+    json_put_member_str(&json, "key", put->key);
+    json_put_member_str(&json, "op", put->is_delete ? STR("DELETE") : STR("UPSERT"));
+    if (!put->is_delete)
+        json_put_member_raw(&json, "payload", put->payload);
+    buf_put_str(&json, STR("}]}"));
     const char *query = put->is_async ? "" : "?consistencyMode=WAIT_COMMIT&timeoutMs=1000";
     enum status status = updates_post(&put->client.call, query, buf_str(&json), &state, &error);
     buf_deinit(&json);
-    if (status == STATUS_OK)
-        return print_result(put, &state);
-    (void)app_fail("put", "%s", error.message);
-    if (status != STATUS_BAD_REQUEST) /* it may have arrived */
-        (void)app_fail("put", "run the same command with --event-id %s: it has no second effect",
-                       put->event_id);
-    return 1;
+    if (status != STATUS_OK) {
+        (void)app_fail("put", "%s", error.message);
+        if (status != STATUS_BAD_REQUEST) /* it may have arrived */
+            (void)app_fail("put", "run the same command with --event-id %s: it has no second effect",
+                           put->event_id);
+        return 1;
+    }
+    if (state.status == UPDATE_FAILED)
+        return app_fail("put", "%s: %s", state.code, state.message);
+    if (state.status == UPDATE_COMMITTED) {
+        printf("%lld\n", (long long)state.version);
+        return 0;
+    }
+    printf("%s\n", state.event_id[0] ? state.event_id : put->event_id);
+    (void)app_fail("put", "accepted%s; `freshet status %.*s %s --wait 10s` prints the result",
+                   put->is_async ? "" : ", not committed yet", STR_ARG(put->client.tenant), put->event_id);
+    return put->is_async ? 0 : UPDATE_EXIT_PENDING;
 }
 
 static int run_put(struct client *client)
@@ -116,8 +101,6 @@ static const char *check_put(struct client *client)
     if (client->words.count != (put->is_delete ? 3u : 4u))
         return put->is_delete ? "--delete takes no PAYLOAD"
                               : "PAYLOAD is missing: JSON, or - for standard input";
-    if (!str_is_name(client->tenant) || !str_is_name(client->code))
-        return CLIENT_NAME_MISTAKE;
     if (!put->key.len || !str_is_utf8(put->key))
         return "KEY is empty or not UTF-8";
     if (put->is_async && put->waits)
@@ -148,6 +131,7 @@ int app_put(int argc, char **argv)
             .usage = "TENANT DICT KEY PAYLOAD",
             .words_min = 3,
             .words_max = 4,
+            .names_dictionary = true,
             .summary =
                 "Writes one item (PAYLOAD is JSON, - reads it from standard input) or deletes it, waits for the commit\n"
                 "and prints the new version of the dictionary. A call without an answer is made again, with the same\n"

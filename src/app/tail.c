@@ -4,7 +4,6 @@
 
 #include "app/commands.h"
 #include "app/watch.h"
-#include "base/json.h"
 #include "base/memory.h"
 #include "base/uuid.h"
 
@@ -12,10 +11,7 @@ struct tail {
     struct follow follow;
     const char *project, *session;
     bool as_json;
-    struct arena arena; /* of the line at hand */
 };
-
-/* ---- lines for a person ---- */
 
 /* The text of a message is untrusted: it must not move the cursor of this terminal. */
 static void put_safely(struct buf *out, struct str text)
@@ -38,36 +34,27 @@ static void put_safely(struct buf *out, struct str text)
 }
 
 /* "07:10:00 #1 user: hello": the time of day is UTC's. */
-static void print_event(struct tail *tail, const struct json_value *event, int64_t sequence)
+static void put_event(struct buf *line, const struct json_value *event, int64_t sequence, struct arena *arena)
 {
-    struct str at = json_get_text(event, STR("created_at"), &tail->arena);
+    struct str at = json_get_text(event, STR("created_at"), arena);
     struct json_value payload = {0};
-    struct buf line = {0};
     (void)json_get(event, STR("payload"), &payload);
-    put_safely(&line, at.len >= 19 ? str_of(at.ptr + 11, 8) : at);
-    buf_printf(&line, " #%lld ", (long long)sequence);
-    if (str_eq(json_get_text(event, STR("event_type"), &tail->arena), STR("agent_switched"))) {
-        buf_put_str(&line, STR("— "));
-        put_safely(&line, json_get_text(&payload, STR("from"), &tail->arena));
-        buf_put_str(&line, STR(" hands over to "));
-        put_safely(&line, json_get_text(&payload, STR("to"), &tail->arena));
-    } else {
-        put_safely(&line, json_get_text(&payload, STR("role"), &tail->arena));
-        buf_put_str(&line, STR(": "));
-        put_safely(&line, json_get_text(&payload, STR("content"), &tail->arena));
-    }
-    follow_print(buf_str(&line));
-    buf_deinit(&line);
+    bool is_switch = str_eq(json_get_text(event, STR("event_type"), arena), STR("agent_switched"));
+    put_safely(line, at.len >= 19 ? str_of(at.ptr + 11, 8) : at);
+    buf_printf(line, " #%lld %s", (long long)sequence, is_switch ? "— " : "");
+    put_safely(line, json_get_text(&payload, is_switch ? STR("from") : STR("role"), arena));
+    buf_put_str(line, is_switch ? STR(" hands over to ") : STR(": "));
+    put_safely(line, json_get_text(&payload, is_switch ? STR("to") : STR("content"), arena));
 }
 
-/* ---- the stream ---- */
-
-static enum follow_step take_event(struct tail *tail, struct str line, const struct json_value *object)
+static enum follow_step take_event(void *context, struct str line, const struct json_value *object,
+                                   struct arena *arena)
 {
+    struct tail *tail = context;
     struct json_value member;
+    struct buf text = {0};
     int64_t sequence;
-    struct str type = json_get_text(object, STR("event_type"), &tail->arena);
-    if (!type.len)
+    if (!json_get_text(object, STR("event_type"), arena).len)
         return FOLLOW_STRANGE;
     if (!json_get(object, STR("event_id"), &member))
         return FOLLOW_ON; /* up to date, a heartbeat, or a warning before the end */
@@ -75,39 +62,12 @@ static enum follow_step take_event(struct tail *tail, struct str line, const str
         return FOLLOW_STRANGE;
     if (sequence <= tail->follow.after)
         return FOLLOW_ON;
-    if (tail->as_json)
-        follow_print(line);
-    else
-        print_event(tail, object, sequence);
     tail->follow.after = sequence;
-    return follow_count(&tail->follow);
-}
-
-static enum follow_step take_tail_line(void *context, struct str line)
-{
-    struct tail *tail = context;
-    struct json_value object;
-    if (json_parse_stored(line, JSON_DEPTH_LIMIT, &object, NULL) != STATUS_OK)
-        return FOLLOW_STRANGE;
-    enum follow_step step = take_event(tail, line, &object);
-    arena_reset(&tail->arena);
+    if (!tail->as_json)
+        put_event(&text, object, sequence, arena);
+    enum follow_step step = follow_print(&tail->follow, tail->as_json ? line : buf_str(&text));
+    buf_deinit(&text);
     return step;
-}
-
-static void set_tail_call(void *context, struct pod_call *call, struct buf *text)
-{
-    const struct tail *tail = context;
-    buf_printf(text, "/my/projects/%s/chat/%s/stream", tail->project, tail->session);
-    if (tail->follow.after >= 0)
-        buf_printf(text, "?after=%lld", (long long)tail->follow.after);
-    call->path = buf_str(text);
-}
-
-static void explain_sequence_too_old(void *context)
-{
-    (void)context;
-    (void)app_fail("tail",
-                   "read its history, then follow without --after, from the oldest event that is kept");
 }
 
 /* ---- the command ---- */
@@ -130,16 +90,18 @@ static const char *check_tail(struct client *client)
 static int run_tail(struct client *client)
 {
     struct tail *tail = CONTAINER_OF(client, struct tail, follow.client);
+    struct buf path = {0};
     if (!tail->project)
         return watch_run(&tail->follow);
-    arena_init(&tail->arena, 2048);
+    buf_printf(&path, "/my/projects/%s/chat/%s/stream", tail->project, tail->session);
+    tail->follow.path = buf_str(&path);
     tail->follow.context = tail;
     tail->follow.unit = "sequence";
-    tail->follow.set_call = set_tail_call;
-    tail->follow.take_line = take_tail_line;
-    tail->follow.explain_too_old = explain_sequence_too_old;
+    tail->follow.too_old =
+        "read its history, then follow without --after, from the oldest event that is kept";
+    tail->follow.take_line = take_event;
     int exit_status = follow_run(&tail->follow);
-    arena_deinit(&tail->arena);
+    buf_deinit(&path);
     return exit_status;
 }
 

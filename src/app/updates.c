@@ -20,41 +20,38 @@ static void copy_text(const struct json_value *answer, struct str name, char *ou
     arena_deinit(&arena);
 }
 
-static enum status read_state(struct str body, struct update_state *state, struct error *error)
-{
-    static const char *const names[] = {"PENDING", "COMMITTED", "FAILED"};
-    struct json_value answer, status, version;
-    *state = (struct update_state){0};
-    if (json_parse_stored(body, JSON_DEPTH_MAX, &answer, NULL) != STATUS_OK ||
-        !json_get_string(&answer, STR("status"), &status))
-        return error_set(error, STATUS_BAD_REQUEST, CLIENT_STRANGE_ANSWER);
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (json_str_eq(status.raw, str_from(names[i])))
-            state->status = (enum update_status)i;
-    if (json_get(&answer, STR("committedVersion"), &version) && !json_to_i64(&version, &state->version))
-        return error_set(error, STATUS_BAD_REQUEST, "the committedVersion of the answer is not a number");
-    copy_text(&answer, STR("eventId"), state->event_id, sizeof state->event_id);
-    copy_text(&answer, STR("errorCode"), state->code, sizeof state->code);
-    copy_text(&answer, STR("errorMessage"), state->message, sizeof state->message);
-    return STATUS_OK;
-}
-
 /* …/updates and `rest`, posted where there is something to post. Frees `rest`. */
 static enum status call_updates(const struct pod_call *call, struct buf *rest, struct str json,
                                 struct update_state *state, struct buf *body, struct error *error)
 {
+    static const char *const names[] = {"PENDING", "COMMITTED", "FAILED"};
+    struct json_value answer, word, version;
     struct pod_call updates = *call;
-    struct buf answer;
+    struct buf text;
+    *state = (struct update_state){0};
     updates.code = STR_NONE;
     updates.rest = buf_str(rest);
-    enum status status = pod_post(&updates, json, &answer, error);
-    if (status == STATUS_OK)
-        status = read_state(buf_str(&answer), state, error);
+    enum status status = pod_post(&updates, json, &text, error);
     buf_deinit(rest);
+    if (status == STATUS_OK &&
+        (json_parse_stored(buf_str(&text), JSON_DEPTH_MAX, &answer, NULL) != STATUS_OK ||
+         !json_get_string(&answer, STR("status"), &word)))
+        status = error_set(error, STATUS_BAD_REQUEST, CLIENT_STRANGE_ANSWER);
+    if (status == STATUS_OK) {
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+            if (json_str_eq(word.raw, str_from(names[i])))
+                state->status = (enum update_status)i;
+        copy_text(&answer, STR("eventId"), state->event_id, sizeof state->event_id);
+        copy_text(&answer, STR("errorCode"), state->code, sizeof state->code);
+        copy_text(&answer, STR("errorMessage"), state->message, sizeof state->message);
+        if (json_get(&answer, STR("committedVersion"), &version) && !json_to_i64(&version, &state->version))
+            status =
+                error_set(error, STATUS_BAD_REQUEST, "the committedVersion of the answer is not a number");
+    }
     if (body)
-        *body = answer;
+        *body = text;
     else
-        buf_deinit(&answer);
+        buf_deinit(&text);
     return status;
 }
 
@@ -70,8 +67,7 @@ enum status updates_ask(const struct pod_call *call, const char *event_id, struc
                         struct buf *body, struct error *error)
 {
     struct buf rest = {0};
-    buf_put_str(&rest, STR("/updates/"));
-    pod_put_encoded(&rest, str_from(event_id));
+    buf_printf(&rest, "/updates/%s", event_id); /* a UUID */
     return call_updates(call, &rest, STR_NONE, state, body, error);
 }
 

@@ -24,7 +24,7 @@ static const struct db_statement tenants_sql = DB_STATEMENT(
 
 /* ---- which pairs ---- */
 
-struct tenants { /* known, sorted, each once */
+struct tenants {
     struct arena arena;
     struct str *names;
     size_t count, capacity;
@@ -52,41 +52,6 @@ static void add_tenant(struct tenants *tenants, struct str name)
     tenants->names[tenants->count++] = arena_str(&tenants->arena, name);
 }
 
-static void sort_tenants(struct tenants *tenants)
-{
-    size_t kept = 0;
-    if (tenants->count)
-        qsort(tenants->names, tenants->count, sizeof *tenants->names, by_name);
-    for (size_t i = 0; i < tenants->count; i++)
-        if (kept == 0 || !str_eq(tenants->names[kept - 1], tenants->names[i]))
-            tenants->names[kept++] = tenants->names[i];
-    tenants->count = kept;
-}
-
-/* False when the database cannot be asked, which is printed. */
-static bool add_tenants_of(struct verify *verify, const struct refdata_database *database,
-                           struct tenants *tenants)
-{
-    struct db_result *found = NULL;
-    struct db_conn *conn = NULL;
-    struct error error = {0};
-    int64_t deadline_ns = clock_deadline_ms(LIST_TIMEOUT_MS);
-    enum status status = db_acquire(database->site.pool, deadline_ns, &conn, &error);
-    if (status == STATUS_OK) {
-        status = db_query(conn, &tenants_sql, DB_NO_PARAMS, deadline_ns, &found, &error);
-        db_release(conn);
-    }
-    for (size_t i = 0; status == STATUS_OK && i < db_result_rows(found); i++)
-        add_tenant(tenants, db_result_str(found, i, 0));
-    db_result_free(found);
-    if (status == STATUS_OK)
-        return true;
-    printf("FAILED database %.*s at %s: %s\n", STR_ARG(database->name), db_pool_address(database->site.pool),
-           error.message);
-    verify->other_count++;
-    return false;
-}
-
 /* Every configured dictionary for every known tenant, since a change by SQL that raised no version has no row in
  * dictionary_meta. Pairs that were never written are left out. */
 static void run_all(struct verify *verify)
@@ -97,20 +62,40 @@ static void run_all(struct verify *verify)
     bool *listed = memory_zalloc((catalog->database_count + 1) * sizeof *listed);
     struct refdata_dictionary **sorted = memory_alloc((catalog->dictionary_count + 1) * sizeof(void *));
     arena_init(&tenants.arena, 4096);
-    for (size_t i = 0; i < catalog->database_count; i++)
-        listed[i] = add_tenants_of(verify, catalog->databases[i], &tenants);
+    for (size_t i = 0; i < catalog->database_count; i++) {
+        const struct refdata_database *database = catalog->databases[i];
+        int64_t deadline_ns = clock_deadline_ms(LIST_TIMEOUT_MS);
+        struct db_result *found = NULL;
+        struct db_conn *conn = NULL;
+        struct error error = {0};
+        enum status status = db_acquire(database->site.pool, deadline_ns, &conn, &error);
+        if (status == STATUS_OK)
+            status = db_query(conn, &tenants_sql, DB_NO_PARAMS, deadline_ns, &found, &error);
+        db_release(conn);
+        listed[i] = status == STATUS_OK;
+        for (size_t row = 0; listed[i] && row < db_result_rows(found); row++)
+            add_tenant(&tenants, db_result_str(found, row, 0));
+        db_result_free(found);
+        if (listed[i])
+            continue;
+        printf("FAILED database %.*s at %s: %s\n", STR_ARG(database->name),
+               db_pool_address(database->site.pool), error.message);
+        verify->other_count++;
+    }
     for (size_t i = 0; i < preload->count; i++) {
         struct str code = preload->items[i], tenant;
         str_split(&code, '/', &tenant);
         add_tenant(&tenants, tenant); /* a star is not a name */
     }
-    sort_tenants(&tenants);
+    if (tenants.count)
+        qsort(tenants.names, tenants.count, sizeof *tenants.names, by_name);
     memcpy(sorted, catalog->dictionaries, catalog->dictionary_count * sizeof(void *));
     qsort(sorted, catalog->dictionary_count, sizeof(void *), by_code);
     for (size_t d = 0; d < catalog->database_count; d++)
         for (size_t i = 0; listed[d] && i < tenants.count; i++)
             for (size_t j = 0; j < catalog->dictionary_count; j++)
-                if (sorted[j]->database == catalog->databases[d])
+                if (sorted[j]->database == catalog->databases[d] &&
+                    (i == 0 || !str_eq(tenants.names[i - 1], tenants.names[i])))
                     verify_pair_run(verify, tenants.names[i], sorted[j], false);
     free(sorted);
     free(listed);
@@ -182,14 +167,14 @@ static int run_verify(struct verify *verify, const char *config_path_given, cons
 
 int app_verify(int argc, char **argv)
 {
-    const char *config = NULL;
+    const char *config = NULL, *token = NULL;
     struct option_list urls = {0};
     struct option_words words;
     struct verify verify = {.patience_ms = 3000};
     const struct option_row rows[] = {
         APP_CONFIG_ROW(config),
         {"--url", "URL", CLIENT_URL_HELP "; may be given several times", .list = &urls},
-        {"--token", "TOKEN", CLIENT_TOKEN_HELP, .into = &verify.token},
+        {"--token", "TOKEN", CLIENT_TOKEN_HELP, .into = &token},
         {"--patience", "3s", "how long to wait for a pod with an older version (default 3s)",
          .duration_ms = &verify.patience_ms},
         {"--show-keys", NULL, "list keys that differ, up to 20 a pair", .flag = &verify.show_keys},
@@ -204,8 +189,8 @@ int app_verify(int argc, char **argv)
         rows, &words);
     if (outcome != OPTIONS_RUN)
         return outcome;
-    if (!check_words(&verify, &words))
-        return 2;
+    if (!check_words(&verify, &words) || !client_token_given("verify", token, &verify.token))
+        return OPTIONS_WRONG;
     struct buf url_buffer = {0};
     int exit_status = OPTIONS_RUN;
     verify.pod_count = urls.count ? urls.count : 1;

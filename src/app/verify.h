@@ -15,7 +15,7 @@ struct verify_pod {
 struct verify {
     int64_t patience_ms;
     bool show_keys;
-    const char *token; /* as given */
+    struct str token; /* client_token_given() */
     struct config *config;
     const struct refdata_settings *settings;
     struct refdata_catalog *catalog;

@@ -56,30 +56,22 @@ static enum status load_pair(const struct verify *verify, struct verify_pair *pa
     return STATUS_OK;
 }
 
-static enum status read_version(struct str body, struct side *side, struct error *error)
-{
-    struct json_value answer, version, item_count, digest;
-    bool fits = json_parse_stored(body, JSON_DEPTH_MAX, &answer, NULL) == STATUS_OK &&
-                json_get(&answer, STR("version"), &version) && json_to_i64(&version, &side->version) &&
-                json_get(&answer, STR("itemCount"), &item_count) &&
-                json_to_i64(&item_count, &side->item_count) &&
-                json_get_string(&answer, STR("digest"), &digest) && digest.raw.len == sizeof side->digest + 1;
-    if (!fits)
-        return error_set(error, STATUS_BAD_REQUEST, CLIENT_STRANGE_ANSWER);
-    memcpy(side->digest, digest.raw.ptr + 1, sizeof side->digest - 1);
-    side->digest[sizeof side->digest - 1] = '\0';
-    return STATUS_OK;
-}
-
 static enum status ask_version(struct verify_pod *pod, const struct pod_call *call, struct side *side,
                                struct error *error)
 {
+    struct json_value answer, version, item_count, digest;
     struct buf body;
     enum status status = pod_get(call, &body, error);
     pod->is_down = status == STATUS_IO || status == STATUS_TIMEOUT;
     pod->error = *error;
+    if (status == STATUS_OK &&
+        (json_parse_stored(buf_str(&body), JSON_DEPTH_MAX, &answer, NULL) != STATUS_OK ||
+         !json_get(&answer, STR("version"), &version) || !json_to_i64(&version, &side->version) ||
+         !json_get(&answer, STR("itemCount"), &item_count) || !json_to_i64(&item_count, &side->item_count) ||
+         !json_get_string(&answer, STR("digest"), &digest) || digest.raw.len != sizeof side->digest + 1))
+        status = error_set(error, STATUS_BAD_REQUEST, CLIENT_STRANGE_ANSWER);
     if (status == STATUS_OK)
-        status = read_version(buf_str(&body), side, error);
+        snprintf(side->digest, sizeof side->digest, "%.*s", (int)digest.raw.len - 2, digest.raw.ptr + 1);
     buf_deinit(&body);
     return status;
 }
@@ -122,23 +114,9 @@ static void print_failed(struct verify *verify, const struct verify_pair *pair, 
     verify->other_count++;
 }
 
-static void print_equal(struct verify *verify, const struct verify_pair *pair, struct str url,
-                        const struct side *side)
-{
-    print_name("ok", pair);
-    if (verify->pod_count > 1)
-        printf(" at %.*s:", STR_ARG(url));
-    printf(" version %lld, %lld item%s\n", (long long)side->version, (long long)side->item_count,
-           side->item_count == 1 ? "" : "s");
-    verify->equal_count++;
-}
-
-static void print_differing(struct verify *verify, const struct verify_pair *pair, struct str url,
-                            const struct side *pod, const struct side *database)
+static void print_differing(const struct side *pod, const struct side *database)
 {
     const char *separator = ":";
-    print_name("DIFFERS", pair);
-    printf(" at %.*s", STR_ARG(url));
     if (pod->version != database->version) {
         printf("%s version %lld (database %lld)", separator, (long long)pod->version,
                (long long)database->version);
@@ -152,7 +130,6 @@ static void print_differing(struct verify *verify, const struct verify_pair *pai
     if (strcmp(pod->digest, database->digest) != 0)
         printf("%s digest %s (database %s)", separator, pod->digest, database->digest);
     printf("\n");
-    verify->other_count++;
 }
 
 /* ---- keys ---- */
@@ -207,16 +184,6 @@ static bool compare_line(void *context, struct str line)
     return true;
 }
 
-static void print_rest(struct key_walk *walk)
-{
-    while (walk->record)
-        report_only_in_database(walk);
-    if (walk->differing_count > KEYS_SHOWN_MAX)
-        printf("    and %llu more\n", (unsigned long long)walk->differing_count - KEYS_SHOWN_MAX);
-    else if (walk->differing_count == 0)
-        printf("    no key differs any more\n");
-}
-
 static enum status print_keys(const struct verify_pair *pair, const struct pod_call *call,
                               struct error *error)
 {
@@ -234,8 +201,12 @@ static enum status print_keys(const struct verify_pair *pair, const struct pod_c
     enum status status = pod_get(&all, &body, error);
     if (walk.is_strange)
         error_set(error, STATUS_BAD_REQUEST, CLIENT_STRANGE_ANSWER);
-    if (status == STATUS_OK)
-        print_rest(&walk);
+    while (status == STATUS_OK && walk.record)
+        report_only_in_database(&walk);
+    if (status == STATUS_OK && walk.differing_count > KEYS_SHOWN_MAX)
+        printf("    and %llu more\n", (unsigned long long)walk.differing_count - KEYS_SHOWN_MAX);
+    else if (status == STATUS_OK && walk.differing_count == 0)
+        printf("    no key differs any more\n");
     buf_deinit(&body);
     buf_deinit(&lines.line);
     arena_deinit(&walk.arena);
@@ -262,29 +233,21 @@ static void verify_pod_run(struct verify *verify, struct verify_pair *pair, stru
     struct side database = database_side(pair);
     if (side.version == database.version && side.item_count == database.item_count &&
         strcmp(side.digest, database.digest) == 0) {
-        print_equal(verify, pair, pod->url, &side);
+        print_name("ok", pair);
+        if (verify->pod_count > 1)
+            printf(" at %.*s:", STR_ARG(pod->url));
+        printf(" version %lld, %lld item%s\n", (long long)side.version, (long long)side.item_count,
+               side.item_count == 1 ? "" : "s");
+        verify->equal_count++;
         return;
     }
-    print_differing(verify, pair, pod->url, &side, &database);
+    print_name("DIFFERS", pair);
+    printf(" at %.*s", STR_ARG(pod->url));
+    print_differing(&side, &database);
+    verify->other_count++;
     if (verify->show_keys && strcmp(side.digest, database.digest) != 0 &&
         print_keys(pair, &call, &error) != STATUS_OK)
         printf("    the keys could not be listed: %s\n", error.message);
-}
-
-/* A development token has what the configuration requires. */
-static enum status make_token(const struct verify *verify, const struct verify_pair *pair, struct buf *token,
-                              struct error *error)
-{
-    const char *scope = atomic_load(&pair->dictionary->read_scope);
-    const struct auth_settings *auth = config_section(verify->config, "auth");
-    const struct auth_token_request request = {
-        .tenant = pair->tenant,
-        .scopes = scope ? str_from(scope) : STR_NONE,
-        .issuer = auth->issuer,
-        .audience = auth->audiences.count ? auth->audiences.items[0] : STR_NONE,
-        .tenant_claim = verify->settings->tenant_claim,
-    };
-    return client_token(verify->token, &request, token, error);
 }
 
 void verify_pair_run(struct verify *verify, struct str tenant, struct refdata_dictionary *dictionary,
@@ -293,7 +256,17 @@ void verify_pair_run(struct verify *verify, struct str tenant, struct refdata_di
     struct verify_pair pair = {.tenant = tenant, .dictionary = dictionary};
     struct error error = {0};
     struct buf token = {0};
-    enum status status = make_token(verify, &pair, &token, &error);
+    const char *scope = atomic_load(&dictionary->read_scope);
+    const struct auth_settings *auth = config_section(verify->config, "auth");
+    const struct auth_token_request request = {
+        /* a development token has what the configuration requires */
+        .tenant = tenant,
+        .scopes = str_from(scope),
+        .issuer = auth->issuer,
+        .audience = auth->audiences.count ? auth->audiences.items[0] : STR_NONE,
+        .tenant_claim = verify->settings->tenant_claim,
+    };
+    enum status status = client_token(verify->token, &request, &token, &error);
     pair.token = buf_str(&token);
     if (status == STATUS_OK)
         status = load_pair(verify, &pair, &error);

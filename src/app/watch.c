@@ -6,7 +6,6 @@
 #include <stdio.h>
 
 #include "app/commands.h"
-#include "base/json.h"
 #include "base/map.h"
 #include "base/memory.h"
 
@@ -14,21 +13,26 @@ enum { PAUSE_MIN_MS = 100, PAUSE_MAX_MS = 5000 };
 
 /* ---- following ---- */
 
-void follow_print(struct str line)
+static void print_line(struct str line)
 {
     (void)fwrite(line.ptr, 1, line.len, stdout);
     (void)fputc('\n', stdout);
 }
 
-enum follow_step follow_count(struct follow *follow)
+enum follow_step follow_print(struct follow *follow, struct str line)
 {
+    print_line(line);
     return follow->count && --follow->count == 0 ? FOLLOW_DONE : FOLLOW_ON;
 }
 
 static bool take_follow_line(void *context, struct str line)
 {
     struct follow *follow = context;
-    follow->step = follow->take_line(follow->context, line);
+    struct json_value object;
+    follow->step = FOLLOW_STRANGE;
+    if (json_parse_stored(line, JSON_DEPTH_LIMIT, &object, NULL) == STATUS_OK)
+        follow->step = follow->take_line(follow->context, line, &object, &follow->arena);
+    arena_reset(&follow->arena);
     return follow->step == FOLLOW_ON;
 }
 
@@ -41,30 +45,27 @@ static bool take_follow_bytes(void *context, struct str bytes)
     return fflush(stdout) == 0 && !ferror(stdout) && goes_on;
 }
 
-/* One connection until it ends. */
-static enum status follow_once(struct follow *follow, int *http_status, struct error *error)
-{
-    struct pod_call call = follow->client.call;
-    struct buf text = {0}, body;
-    buf_clear(&follow->lines.line);
-    call.accept = "application/x-ndjson";
-    call.on_body = take_follow_bytes;
-    call.context = follow;
-    call.http_status = http_status;
-    follow->set_call(follow->context, &call, &text);
-    enum status status = pod_get(&call, &body, error);
-    buf_deinit(&body);
-    buf_deinit(&text);
-    return status;
-}
-
-static int follow_all(struct follow *follow)
+/* One connection after the other. */
+static int follow_all(struct follow *follow, struct buf *path)
 {
     const char *command = follow->client.command;
-    for (;;) {
+    for (;; follow->pause_ms = follow->pause_ms * 2 < PAUSE_MAX_MS ? follow->pause_ms * 2 : PAUSE_MAX_MS) {
+        struct pod_call call = follow->client.call;
         struct error error = {0};
+        struct buf body;
         int http_status = 0;
-        enum status status = follow_once(follow, &http_status, &error);
+        buf_clear(&follow->lines.line);
+        buf_clear(path);
+        buf_put_str(path, follow->path);
+        if (follow->after >= 0)
+            buf_printf(path, "?after=%lld", (long long)follow->after);
+        call.path = buf_str(path);
+        call.accept = "application/x-ndjson";
+        call.on_body = take_follow_bytes;
+        call.context = follow;
+        call.http_status = &http_status;
+        enum status status = pod_get(&call, &body, &error);
+        buf_deinit(&body);
         if (follow->step == FOLLOW_DONE)
             return 0;
         if (follow->step == FOLLOW_STRANGE)
@@ -75,14 +76,13 @@ static int follow_all(struct follow *follow)
             (void)app_fail(command, "%s", error.message);
             if (http_status != 410)
                 return 1;
-            follow->explain_too_old(follow->context);
+            (void)app_fail(command, "%s", follow->too_old);
             return FOLLOW_EXIT_TOO_OLD;
         }
         (void)app_fail(command, "%s; continuing from %s %lld",
                        status == STATUS_OK ? "the pod ended the stream" : error.message, follow->unit,
                        (long long)(follow->after < 0 ? 0 : follow->after));
         pod_pause(follow->pause_ms);
-        follow->pause_ms = follow->pause_ms * 2 < PAUSE_MAX_MS ? follow->pause_ms * 2 : PAUSE_MAX_MS;
         if (!client_connect(&follow->client)) /* the token's end may have ended the stream */
             return 1;
     }
@@ -90,10 +90,14 @@ static int follow_all(struct follow *follow)
 
 int follow_run(struct follow *follow)
 {
+    struct buf path = {0};
     follow->lines = (struct pod_lines){.take_line = take_follow_line, .context = follow};
     follow->pause_ms = PAUSE_MIN_MS;
-    int exit_status = follow_all(follow);
+    arena_init(&follow->arena, 2048);
+    int exit_status = follow_all(follow, &path);
+    arena_deinit(&follow->arena);
     buf_deinit(&follow->lines.line);
+    buf_deinit(&path);
     return exit_status;
 }
 
@@ -104,102 +108,60 @@ struct watch {
     struct map seen; /* printed since the version `after` was complete */
     struct arena seen_arena;
     int64_t printed_up_to_date;
-    struct arena arena; /* of the line at hand */
 };
 
-/* False when it was printed before the connection broke. */
-static bool add_seen(struct watch *watch, int64_t version, struct str key)
+static enum follow_step take_change(void *context, struct str line, const struct json_value *object,
+                                    struct arena *arena)
 {
-    uint64_t hash = hash_item(str_of((const char *)&version, sizeof version), key).low;
-    if (map_first(&watch->seen, hash))
-        return false;
-    struct map_node *node = arena_alloc(&watch->seen_arena, sizeof *node);
-    map_add(&watch->seen, node, hash);
-    return true;
-}
-
-/* All changes up to this version have arrived: a new connection can continue from here. */
-static void complete_version(struct watch *watch, int64_t version)
-{
-    watch->follow->after = version;
-    map_deinit(&watch->seen);
-    arena_reset(&watch->seen_arena);
-}
-
-static enum follow_step take_change(struct watch *watch, struct str line, const struct json_value *object)
-{
+    struct watch *watch = context;
     struct json_value member, key;
     int64_t version;
     if (json_get(object, STR("version"), &member) && json_to_i64(&member, &version) &&
         json_get_string(object, STR("key"), &key)) {
-        if (!add_seen(watch, version, json_str_decode(key.raw, &watch->arena)))
+        uint64_t hash =
+            hash_item(str_of((const char *)&version, sizeof version), json_str_decode(key.raw, arena)).low;
+        if (map_first(&watch->seen, hash)) /* it was printed before the connection broke */
             return FOLLOW_ON;
-        follow_print(line);
-        return follow_count(watch->follow);
+        map_add(&watch->seen, arena_alloc(&watch->seen_arena, sizeof(struct map_node)), hash);
+        return follow_print(watch->follow, line);
     }
-    if (json_get(object, STR("heartbeat"), &member) && json_to_i64(&member, &version)) {
-        complete_version(watch, version);
-        return FOLLOW_ON;
-    }
-    if (!json_get(object, STR("upToDate"), &member) || !json_to_i64(&member, &version))
+    bool is_heartbeat = json_get(object, STR("heartbeat"), &member);
+    if ((!is_heartbeat && !json_get(object, STR("upToDate"), &member)) || !json_to_i64(&member, &version))
         return FOLLOW_STRANGE;
-    complete_version(watch, version);
+    /* All changes up to this version have arrived: a new connection can continue from here. */
+    watch->follow->after = version;
+    map_deinit(&watch->seen);
+    arena_reset(&watch->seen_arena);
+    if (is_heartbeat)
+        return FOLLOW_ON;
     if (version > watch->printed_up_to_date)
-        follow_print(line);
+        print_line(line);
     watch->printed_up_to_date = version;
     return FOLLOW_ON;
-}
-
-static enum follow_step take_watch_line(void *context, struct str line)
-{
-    struct watch *watch = context;
-    struct json_value object;
-    if (json_parse_stored(line, JSON_DEPTH_LIMIT, &object, NULL) != STATUS_OK)
-        return FOLLOW_STRANGE;
-    enum follow_step step = take_change(watch, line, &object);
-    arena_reset(&watch->arena);
-    return step;
-}
-
-static void set_watch_call(void *context, struct pod_call *call, struct buf *text)
-{
-    const struct watch *watch = context;
-    buf_put_str(text, STR("/watch"));
-    if (watch->follow->after >= 0)
-        buf_printf(text, "?after=%lld", (long long)watch->follow->after);
-    call->code = watch->follow->client.code;
-    call->rest = buf_str(text);
-}
-
-static void explain_version_too_old(void *context)
-{
-    const struct client *client = &((const struct watch *)context)->follow->client;
-    (void)app_fail(
-        client->command,
-        "read the dictionary again (`freshet get %.*s %.*s --all`), then watch from the version that was read",
-        STR_ARG(client->tenant), STR_ARG(client->code));
 }
 
 int watch_run(struct follow *follow)
 {
     struct watch watch = {.follow = follow, .printed_up_to_date = -1};
-    arena_init(&watch.arena, 2048);
+    const struct client *client = &follow->client; /* whose names need no encoding */
+    struct arena texts;
     arena_init(&watch.seen_arena, 2048);
+    arena_init(&texts, 512);
+    struct str advice = arena_printf(
+        &texts,
+        "read the dictionary again (`freshet get %.*s %.*s --all`), then watch from the version that was read",
+        STR_ARG(client->tenant), STR_ARG(client->code));
+    follow->path = arena_printf(&texts, "/v1/tenants/%.*s/dictionaries/%.*s/watch", STR_ARG(client->tenant),
+                                STR_ARG(client->code));
     follow->context = &watch;
     follow->unit = "version";
-    follow->set_call = set_watch_call;
-    follow->take_line = take_watch_line;
-    follow->explain_too_old = explain_version_too_old;
+    follow->too_old = advice.ptr;
+    follow->take_line = take_change;
     int exit_status = follow_run(follow);
     map_deinit(&watch.seen);
-    arena_deinit(&watch.arena);
     arena_deinit(&watch.seen_arena);
+    arena_deinit(&texts);
     return exit_status;
-}
-
-static const char *check_watch(struct client *client)
-{
-    return str_is_name(client->tenant) && str_is_name(client->code) ? NULL : CLIENT_NAME_MISTAKE;
 }
 
 static int run_watch(struct client *client)
@@ -221,6 +183,7 @@ int app_watch(int argc, char **argv)
             .usage = "TENANT DICT",
             .words_min = 2,
             .words_max = 2,
+            .names_dictionary = true,
             .summary =
                 "Prints every change of a dictionary as it is committed, a JSON line each in version order:\n"
                 "{\"version\",\"key\",\"op\",\"payload\"}, and {\"upToDate\":N} when no older change is left. A lost connection\n"
@@ -229,7 +192,6 @@ int app_watch(int argc, char **argv)
                 "  freshet watch demo COUNTRY\n"
                 "  freshet watch demo COUNTRY --after 17 --count 1",
             .rows = rows,
-            .check = check_watch,
             .run = run_watch,
         });
 }

@@ -1,9 +1,10 @@
 /* Following a stream of lines from a pod, over as many connections as it takes: `freshet watch` and `freshet tail`. Each command
- * knows what its lines mean and where to continue. */
+ * knows what its lines mean. */
 #ifndef FRESHET_APP_WATCH_H
 #define FRESHET_APP_WATCH_H
 
 #include "app/client.h"
+#include "base/json.h"
 
 enum { FOLLOW_EXIT_TOO_OLD = 3 };
 
@@ -17,14 +18,17 @@ struct follow {
     struct client client;
     int64_t after; /* printed up to this version or sequence; -1 = from where the pod begins */
     int64_t count; /* lines still wanted; 0 = no limit */
+    struct str path;
+    const char *unit;    /* of `after`: "version" */
+    const char *too_old; /* after a 410: what to do, on standard error */
+    /* `object` is what the line holds; the arena is reset after it. */
+    enum follow_step (*take_line)(void *context, struct str line, const struct json_value *object,
+                                  struct arena *arena);
     void *context;
-    void (*set_call)(void *context, struct pod_call *call, struct buf *text); /* `text` holds the path */
-    enum follow_step (*take_line)(void *context, struct str line);
-    const char *unit;                       /* of `after`: "version" */
-    void (*explain_too_old)(void *context); /* after a 410: what to do, on standard error */
 
     /* its own; zero at first */
     struct pod_lines lines;
+    struct arena arena;
     enum follow_step step;
     bool has_begun;
     int64_t pause_ms;
@@ -32,8 +36,7 @@ struct follow {
 
 /* The command's exit status: 0 done, 1 refused or never there, 3 for a 410. A pod that answered once is waited for. */
 int follow_run(struct follow *follow);
-void follow_print(struct str line);                   /* with a newline */
-enum follow_step follow_count(struct follow *follow); /* one more of --count */
+enum follow_step follow_print(struct follow *follow, struct str line); /* one more of --count */
 int watch_run(struct follow *follow); /* the changes of a dictionary: follow_run() with all that it needs */
 
 #endif

@@ -3,17 +3,17 @@
  * GET /actuator/prometheus needs no token, so it has a thread of its own and one rendering at a time.
  *
  * A request waits, parked, for the next rendering that begins; all that wait by then share its text, so each reads values
- * that are not older than its question. Between two renderings the thread pauses, past WAITERS_MAX a request is answered
+ * that are not older than its question. Between two renderings there is a pause, past WAITERS_MAX a request is answered
  * 503: however many ask, the other routes lose one thread's part-time work. The text is counted and copied piece by piece
  * as a client's socket takes it. */
 #include <pthread.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/memory.h"
 #include "kernel/kernel_inside.h"
+#include "loop/task.h"
 
 enum {
     WAITERS_MAX = 32,
@@ -36,12 +36,11 @@ struct scrape_waiter {
 
 struct kernel_scrape {
     struct worker_pool *lane; /* one thread */
-    struct worker_job job;    /* the lane's while is_busy */
-    int64_t ended_ns;         /* of the last rendering; the lane's */
-    pthread_mutex_t mutex;
+    struct task *task;
+    pthread_mutex_t mutex; /* of all that follows */
     struct scrape_waiter *waiters;
     unsigned waiter_count;
-    bool is_busy;
+    bool is_stopped;
 };
 
 /* ---- a text and its readers ---- */
@@ -97,17 +96,7 @@ static void on_rendered(struct loop *loop, struct loop_message *message)
                      });
 }
 
-/* ---- the lane ---- */
-
-static struct scrape_waiter *take_waiters(struct kernel_scrape *scrape)
-{
-    pthread_mutex_lock(&scrape->mutex);
-    struct scrape_waiter *waiters = scrape->waiters;
-    scrape->waiters = NULL;
-    scrape->waiter_count = 0;
-    pthread_mutex_unlock(&scrape->mutex);
-    return waiters;
-}
+/* ---- rendering ---- */
 
 static void deliver(struct scrape_waiter *waiters, struct scrape_text *text)
 {
@@ -121,42 +110,28 @@ static void deliver(struct scrape_waiter *waiters, struct scrape_text *text)
     }
 }
 
-static void render(struct worker_job *job)
+static struct scrape_waiter *take_waiters(struct kernel_scrape *scrape, bool is_stopped)
 {
-    struct kernel_scrape *scrape = CONTAINER_OF(job, struct kernel_scrape, job);
-    int64_t pause_ns = scrape->ended_ns + PAUSE_MS * CLOCK_NS_PER_MS - clock_mono_ns();
-    if (scrape->ended_ns != 0 && pause_ns > 0)
-        nanosleep(&(struct timespec){.tv_nsec = pause_ns}, NULL);
-    struct scrape_waiter *waiters = take_waiters(scrape);
+    pthread_mutex_lock(&scrape->mutex);
+    struct scrape_waiter *waiters = scrape->waiters;
+    scrape->waiters = NULL;
+    scrape->waiter_count = 0;
+    scrape->is_stopped = is_stopped;
+    pthread_mutex_unlock(&scrape->mutex);
+    return waiters;
+}
+
+static int64_t scrape_step(struct task *task, void *context)
+{
+    struct scrape_waiter *waiters = take_waiters(context, false);
     struct scrape_text *text = memory_zalloc(sizeof *text);
     atomic_init(&text->refs, 1);
     FAILPOINT("actuator.before_print");
     metrics_print(&text->bytes);
     deliver(waiters, text);
     unref_text(text);
-    scrape->ended_ns = clock_mono_ns();
-}
-
-static void on_render_done(struct worker_job *job);
-
-/* The caller holds the mutex, and the job is not in use. */
-static bool start_rendering(struct kernel_scrape *scrape)
-{
-    scrape->job = (struct worker_job){.run = render, .done = on_render_done};
-    return scrape->is_busy = worker_pool_submit(scrape->lane, &scrape->job);
-}
-
-/* On the lane, the last touch of the job: with waiters left it is submitted again. */
-static void on_render_done(struct worker_job *job)
-{
-    struct kernel_scrape *scrape = CONTAINER_OF(job, struct kernel_scrape, job);
-    bool is_cancelled = job->cancelled;
-    pthread_mutex_lock(&scrape->mutex);
-    scrape->is_busy = false;
-    bool is_over = scrape->waiters && (is_cancelled || !start_rendering(scrape));
-    pthread_mutex_unlock(&scrape->mutex);
-    if (is_over)
-        deliver(take_waiters(scrape), NULL);
+    task_hold(task, TASK_MS(PAUSE_MS));
+    return TASK_IDLE;
 }
 
 /* ---- asking ---- */
@@ -179,15 +154,17 @@ static void get_prometheus(struct http_request *request)
         return;
     }
     pthread_mutex_lock(&scrape->mutex);
-    bool joined = scrape->waiter_count < WAITERS_MAX && (scrape->is_busy || start_rendering(scrape));
+    bool joined = scrape->waiter_count < WAITERS_MAX && !scrape->is_stopped;
     if (joined) {
         waiter->next = scrape->waiters;
         scrape->waiters = waiter;
         scrape->waiter_count++;
     }
     pthread_mutex_unlock(&scrape->mutex);
-    if (joined)
+    if (joined) {
+        task_wake(scrape->task);
         return;
+    }
     (void)http_request_unpark(waiter->ref);
     free(waiter);
     http_send_error(request, &(struct error){.status = STATUS_OVERLOADED});
@@ -195,21 +172,26 @@ static void get_prometheus(struct http_request *request)
 
 /* ---- life ---- */
 
-struct kernel_scrape *kernel_scrape_create(void)
+struct kernel_scrape *kernel_scrape_create(struct loop *loop)
 {
     struct kernel_scrape *scrape = memory_zalloc(sizeof *scrape);
     pthread_mutex_init(&scrape->mutex, NULL);
     scrape->lane = worker_pool_create("scrape", 1, 1);
+    scrape->task = task_create(&(struct task_config){
+        .name = "scrape", .loop = loop, .pool = scrape->lane, .run = scrape_step, .context = scrape});
+    task_start(scrape->task, TASK_IDLE);
     return scrape;
 }
 
 void kernel_scrape_stop(struct kernel_scrape *scrape)
 {
-    worker_pool_stop(scrape->lane);
+    (void)!task_stop(scrape->task, TASK_FOREVER);
+    deliver(take_waiters(scrape, true), NULL);
 }
 
 void kernel_scrape_destroy(struct kernel_scrape *scrape)
 {
+    task_destroy(scrape->task);
     worker_pool_destroy(scrape->lane);
     pthread_mutex_destroy(&scrape->mutex);
     free(scrape);

@@ -10,7 +10,6 @@
 #include "bus/bus_postgres.h"
 #include "kernel/engines.h"
 #include "kernel/kernel_inside.h"
-#include "kernel/store_inside.h"
 
 enum {
     TOPICS_MAX = 16,

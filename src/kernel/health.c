@@ -3,7 +3,6 @@
 
 #include "base/json.h"
 #include "kernel/kernel_inside.h"
-#include "kernel/store_inside.h"
 
 void health_init(struct health *health)
 {

@@ -15,7 +15,6 @@
 #include "fetch/fetch.h"
 #include "idempotency/idempotency.h"
 #include "kernel/kernel_inside.h"
-#include "kernel/store_inside.h"
 
 enum { VERIFIER_THREADS = 2 };
 
@@ -157,7 +156,7 @@ static enum status start(struct kernel *kernel, struct error *error)
     unsigned loops = http->loops ? (unsigned)http->loops : (unsigned)(cores > 0 ? cores : 1);
     kernel->loops = loop_group_create(loops, (unsigned)http->parked_max);
     kernel->workers = worker_pool_create("worker", (unsigned)http->workers, (size_t)http->worker_queue);
-    kernel->scrape = kernel_scrape_create();
+    kernel->scrape = kernel_scrape_create(loop_group_loop(kernel->loops, 0));
     kernel->router = http_router_create();
     kernel->idempotency = idempotency_create(IDEMPOTENCY_WAIT_MS);
     struct auth_settings auth = kernel_auth_settings(kernel->config, kernel->options.modules);
@@ -287,6 +286,8 @@ static void destroy(struct kernel *kernel)
     kernel_store_destroy(kernel);
     if (kernel->auth)
         auth_destroy(kernel->auth);
+    if (kernel->scrape)
+        kernel_scrape_destroy(kernel->scrape);
     if (kernel->loops)
         loop_group_destroy(kernel->loops);
     db_servers_destroy(kernel->servers); /* the loops freed the last of their users */
@@ -296,8 +297,6 @@ static void destroy(struct kernel *kernel)
         worker_pool_destroy(kernel->workers);
     if (kernel->verifiers)
         worker_pool_destroy(kernel->verifiers);
-    if (kernel->scrape)
-        kernel_scrape_destroy(kernel->scrape);
     if (kernel->router)
         http_router_destroy(kernel->router);
     if (kernel->first != kernel->config)

@@ -5,6 +5,8 @@
 #include <stdatomic.h>
 
 #include "kernel/kernel.h"
+#include "kernel/site.h"
+#include "kernel/store.h"
 
 enum { KERNEL_MODULES_MAX = 16, KERNEL_SECTIONS_MAX = 16 /* the kernel's own */ };
 
@@ -35,8 +37,28 @@ struct kernel_module {
     bool started;
 };
 
-struct kernel_store;
 struct kernel_scrape;
+
+enum { KERNEL_CONSUMED_MAX = 16 };
+
+/* Everything but the atomics belongs to the home loop. */
+struct kernel_store {
+    struct kernel *kernel;
+    struct kernel_site site;
+    _Atomic(struct bus *) events; /* the site's, when it runs */
+
+    /* types of entities that modules here ask for, complete before the loops run */
+    struct hydration *hydration;
+    const char *consumed[KERNEL_CONSUMED_MAX];
+    size_t consumed_count;
+    bool consumes;
+
+    struct db_pool *look_pool;
+    struct worker_pool *looker;
+    struct task *look;
+    enum status look_status; /* of the last look, with its reason */
+    struct error look_error;
+};
 
 struct kernel {
     struct kernel_options options;
@@ -52,7 +74,7 @@ struct kernel {
     struct kernel_scrape *scrape;  /* actuator.c: renders the metrics */
     struct auth *auth;
     struct db_server *servers;  /* those that a target of this process ever named */
-    struct kernel_store *store; /* store_inside.h; NULL where no role keeps anything there */
+    struct kernel_store *store; /* NULL where no role keeps anything there */
     struct http_router *router;
     struct http_server *server;
     struct idempotency *idempotency;
@@ -66,7 +88,7 @@ void kernel_leave(struct http_request *request, void *context);
 uint64_t kernel_share_of(const struct http_request *request); /* its tenant's, of the memory for bodies */
 extern const struct http_route kernel_actuator_routes[];      /* open to everyone; context: struct kernel */
 http_handler_fn kernel_get_health, kernel_get_readiness, kernel_get_liveness;
-struct kernel_scrape *kernel_scrape_create(void);
+struct kernel_scrape *kernel_scrape_create(struct loop *loop);
 void kernel_scrape_stop(struct kernel_scrape *scrape); /* while the loops still run messages */
 void kernel_scrape_destroy(struct kernel_scrape *scrape);
 
@@ -76,5 +98,27 @@ struct http_limits kernel_http_limits(const struct kernel_http_settings *http);
 
 /* auth.* with the auth settings of the modules' sections. */
 struct auth_settings kernel_auth_settings(const struct config *config, const struct module *const *modules);
+
+/* ---- events.c: on the home loop ---- */
+enum status kernel_events_open(struct kernel_store *store, struct error *error) MUST_CHECK;
+/* Of the configuration alone: topics that modules name must be the same ones. */
+enum status kernel_events_check(const struct config *config, const struct module *const *modules,
+                                struct error *error) MUST_CHECK;
+unsigned kernel_events_handlers(const struct kernel *kernel); /* threads that its handlers may need */
+
+/* Checks `postgres:` as far as the file allows. */
+enum status kernel_store_check(const struct config *config, struct error *error) MUST_CHECK;
+
+/* ---- the process's life: kernel.c, all no-ops without a store ---- */
+/* Before the modules start, if one of them keeps something there. Opens no connection. */
+enum status kernel_store_create(struct kernel *kernel, struct error *error) MUST_CHECK;
+void kernel_store_start(struct kernel *kernel);       /* before the loops run */
+void kernel_store_begin_stop(struct kernel *kernel);  /* before modules stop: outboxes do */
+void kernel_store_finish_stop(struct kernel *kernel); /* after modules have; loops still run */
+void kernel_store_destroy(struct kernel *kernel);     /* after modules are gone, before the loops are */
+void kernel_store_health(const struct kernel *kernel, struct health *health);
+/* Of a module that reports none itself. */
+void kernel_store_role_health(const struct kernel *kernel, const struct module *module,
+                              struct health *health);
 
 #endif

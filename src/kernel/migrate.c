@@ -4,7 +4,6 @@
 #include "base/clock.h"
 #include "bus/bus_postgres.h"
 #include "kernel/kernel_inside.h"
-#include "kernel/store.h"
 
 enum { MIGRATE_TIMEOUT_MS = 10 * 60 * 1000 };
 
@@ -49,22 +48,7 @@ static void migrate_database(const struct db_target *target, void *arg)
         fprintf(stderr, "freshet: cannot migrate database \"%s\": %s\n", target->name, error.message);
         run->exit_status = 1;
     }
-    if (pool)
-        db_pool_destroy(pool);
-}
-
-/* The store; without a database for it nothing is reported, since no role that needs one can start. */
-static int migrate_store(struct config *config, const struct module *const *modules)
-{
-    const struct kernel_postgres *own = config_section(config, "postgres");
-    struct migration_run run = {.modules = modules, .has_platform = !own->url.len};
-    struct db_target target;
-    bool is_kept = false;
-    for (const struct module *const *at = modules; *at; at++)
-        is_kept |= is_in(&run, *at);
-    if (is_kept && kernel_store_find(config, modules, &target))
-        migrate_database(&target, &run);
-    return run.exit_status;
+    db_pool_destroy(pool);
 }
 
 int kernel_migrate(const struct kernel_options *options)
@@ -80,9 +64,17 @@ int kernel_migrate(const struct kernel_options *options)
                                  &run);
         exit_status |= run.exit_status;
     }
-    exit_status |= migrate_store(config, options->modules);
+    /* The store; without a database for it nothing is reported, since no role that needs one can start. */
+    const struct kernel_postgres *own = config_section(config, "postgres");
+    struct migration_run run = {.modules = options->modules, .has_platform = !own->url.len};
+    struct db_target target;
+    bool is_kept = false;
+    for (const struct module *const *at = options->modules; *at; at++)
+        is_kept |= is_in(&run, *at);
+    if (is_kept && kernel_store_find(config, options->modules, &target))
+        migrate_database(&target, &run);
     config_free(config);
-    return exit_status;
+    return exit_status | run.exit_status;
 }
 
 static void print_routes(const struct http_route *route)

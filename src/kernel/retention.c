@@ -11,7 +11,6 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "kernel/kernel_inside.h"
-#include "kernel/store_inside.h"
 
 enum {
     BATCH = 1000,

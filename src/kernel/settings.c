@@ -7,7 +7,6 @@
 #include "base/log.h"
 #include "kernel/engines.h"
 #include "kernel/kernel_inside.h"
-#include "kernel/store_inside.h"
 
 enum { EXTRA_CONNECTIONS_MAX = 256 };
 

@@ -189,6 +189,9 @@ def test_a_pod_that_is_down_is_exit_1():
                                   ["demo", "ODD", "k", "--min-version", ""],
                                   ["demo", "ODD", "k", "--min-version", "9223372036854775808"],
                                   ["demo", "ODD", "k", "--url", "ftp://x"], ["demo", "ODD", "k", "--url", ""],
+                                  ["demo", "ODD", "k", "--url", "http://"], ["demo", "ODD", "k", "--url", "http://a b:80"],
+                                  ["demo", "ODD", "k", "--url", "http://:80"], ["demo", "ODD", "k", "--url", "http://pod:port"],
+                                  ["demo", "ODD", "k", "--url", "http://pod:65536"], ["demo", "ODD", "k", "--url", "http://[::1]:0"],
                                   ["demo", "ODD", "k", "--nonsense"], ["demo", "ODD", "-x"]])
 def test_a_wrong_call_is_exit_2(args):
     done = run("get", *args, env={"FRESHET_TOKEN": "x"})
@@ -198,7 +201,16 @@ def test_a_wrong_call_is_exit_2(args):
 def test_a_token_that_could_break_a_header_is_refused():
     for bad in ["a\r\nX-Tenant-Id: other", "", "a b", "ж"]:
         done = run("get", "demo", "ODD", "k", "--token", bad)
-        assert (done.returncode, done.stdout) == (1, "") and "--token" in done.stderr
+        assert (done.returncode, done.stdout) == (2, "") and "--token" in done.stderr
+
+
+@pytest.mark.parametrize("variable,value", [("FRESHET_URL", "nowhere"), ("FRESHET_PORT", "x"), ("FRESHET_TOKEN", "a b")])
+@pytest.mark.parametrize("words", [["get", "demo", "ODD", "k"], ["put", "demo", "ODD", "k", "1"], ["load", "demo", "ODD", "-"],
+                                   ["watch", "demo", "ODD"], ["tail", "demo", "ODD"], ["verify"],
+                                   ["status", "demo", "3f0c8f0e-6c52-4f9f-9d0c-0d5b2a3c1e77"]])
+def test_a_malformed_url_or_token_in_the_environment_is_exit_2(words, variable, value):
+    done = run(*words, env={variable: value})
+    assert (done.returncode, done.stdout) == (2, "") and "$" + variable in done.stderr
 
 
 def test_without_a_token_one_is_signed_with_the_development_key(serve, refdata_db, tmp_path):  # noqa: F811

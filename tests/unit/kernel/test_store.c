@@ -4,7 +4,6 @@
 
 #include "config_load.h"
 #include "kernel/kernel_inside.h"
-#include "kernel/store_inside.h"
 
 /* ---- modules that are nothing but settings ---- */
 
