@@ -227,6 +227,7 @@ bool client_connect(struct client *client)
         (void)app_fail(client->command, "%s", error.message);
         return false;
     }
+    client->call.tenant = client->tenant;
     client->call.token = buf_str(&client->token_text);
     fetch_session_close(client->call.session);
     client->call.session = fetch_session_open();
@@ -246,19 +247,13 @@ int client_main(int argc, char **argv, struct client *client, const struct clien
                           words->count ? words->items[0] : "nothing", words->count > 1 ? " …" : "");
     client->tenant = str_from(words->items[0]);
     client->code = str_from(words->count > 1 ? words->items[1] : NULL);
-    const char *mistake = NULL;
     if (command->names_dictionary && !(str_is_name(client->tenant) && str_is_name(client->code)))
-        mistake = CLIENT_NAME_MISTAKE;
-    else if (command->check)
-        mistake = command->check(client);
-    if (mistake)
-        return app_misuse(client->command, "%s", mistake);
-    client->call.tenant = client->tenant;
+        return app_misuse(client->command, CLIENT_NAME_MISTAKE);
     client->call.url = client_url(client->command, client->url, &client->url_text);
     if (!client->call.url.len || !client_token_given(client->command, client->token, &client->ready_token))
         exit_status = OPTIONS_WRONG;
     else
-        exit_status = client_connect(client) ? command->run(client) : 1;
+        exit_status = command->run(client);
     fetch_session_close(client->call.session);
     buf_deinit(&client->url_text);
     buf_deinit(&client->token_text);

@@ -2,7 +2,7 @@
  *
  *     struct get { struct client client; bool all; … };
  *     return client_main(argc, argv, &get.client, &(struct client_command){
- *         .usage = "TENANT DICT [KEY…]", .words_min = 2, .rows = rows, .check = check_get, .run = run_get, …});
+ *         .usage = "TENANT DICT [KEY…]", .words_min = 2, .rows = rows, .run = run_get, …});
  *
  * Blocking: for the main thread of a command; pod_*() for any thread with a call of its own. */
 #ifndef FRESHET_APP_CLIENT_H
@@ -60,17 +60,16 @@ struct client {
     struct str ready_token;    /* client_token_given() */
     struct option_words words; /* TENANT and DICT included */
     struct str tenant, code;   /* its first words */
-    struct pod_call call;      /* ready in run(); copy it for a call */
+    struct pod_call call;      /* ready after client_connect(); copy it for a call */
     struct buf url_text, token_text;
 };
 
 struct client_command {
     const char *usage, *summary;
     const struct option_row *rows;
-    size_t words_min, words_max;                 /* max 0 = no limit */
-    bool names_dictionary;                       /* the first two words are TENANT and DICT: checked */
-    const char *(*check)(struct client *client); /* the first mistake in the call, NULL = none; may be NULL */
-    int (*run)(struct client *client);           /* the exit status */
+    size_t words_min, words_max;       /* max 0 = no limit */
+    bool names_dictionary;             /* the first two words are TENANT and DICT: checked */
+    int (*run)(struct client *client); /* checks the call, then client_connect(); the exit status */
 };
 int client_main(int argc, char **argv, struct client *client, const struct client_command *command);
 

@@ -116,6 +116,14 @@ static int print_several(struct get *get)
 static int run_get(struct client *client)
 {
     struct get *get = CONTAINER_OF(client, struct get, client);
+    get->keys = (struct option_words){client->words.count - 2, client->words.items + 2};
+    if ((get->keys.count > 0) + get->all + get->version != 1)
+        return app_misuse("get", "give one or more KEYs, or --all, or --version");
+    for (size_t i = 0; i < get->keys.count; i++)
+        if (!*get->keys.items[i])
+            return app_misuse("get", "a KEY is empty");
+    if (!client_connect(client))
+        return 1;
     client->call.code = client->code;
     if (get->min_version >= 0) {
         snprintf(get->min_version_text, sizeof get->min_version_text, "%lld", (long long)get->min_version);
@@ -133,18 +141,6 @@ static int run_get(struct client *client)
     int exit_status = print_body(get, NULL, buf_str(&rest), "\n");
     buf_deinit(&rest);
     return exit_status;
-}
-
-static const char *check_get(struct client *client)
-{
-    struct get *get = CONTAINER_OF(client, struct get, client);
-    get->keys = (struct option_words){client->words.count - 2, client->words.items + 2};
-    if ((get->keys.count > 0) + get->all + get->version != 1)
-        return "give one or more KEYs, or --all, or --version";
-    for (size_t i = 0; i < get->keys.count; i++)
-        if (!*get->keys.items[i])
-            return "a KEY is empty";
-    return NULL;
 }
 
 int app_get(int argc, char **argv)
@@ -169,7 +165,6 @@ int app_get(int argc, char **argv)
                        "  freshet get demo COUNTRY DE FR --min-version 17\n"
                        "  freshet get demo COUNTRY --all > countries.ndjson",
             .rows = rows,
-            .check = check_get,
             .run = run_get,
         });
 }

@@ -361,6 +361,17 @@ static int run_load(struct client *client)
     struct load *load = CONTAINER_OF(client, struct load, client);
     struct error error = {0};
     int exit_status;
+    load->plan.tenant = client->tenant;
+    load->plan.code = client->code;
+    if (!load->format)
+        load->format = str_ends_with(str_from(client->words.items[2]), STR(".csv")) ? "csv" : "ndjson";
+    load->file.format = strcmp(load->format, "csv") == 0 ? LOAD_CSV : LOAD_NDJSON;
+    if (load->file.format == LOAD_NDJSON && strcmp(load->format, "ndjson") != 0)
+        return app_misuse("load", "--format must be ndjson or csv");
+    if (load->file.key_column && load->file.format == LOAD_NDJSON)
+        return app_misuse("load", "--key-column is for CSV only");
+    if (!client_connect(client))
+        return 1;
     load->began_ns = clock_mono_ns();
     enum status status = load_file_open(&load->file, client->words.items[2], &error);
     if (status == STATUS_OK)
@@ -374,19 +385,6 @@ static int run_load(struct client *client)
     free(load->plan.hashes);
     load_file_close(&load->file);
     return exit_status;
-}
-
-static const char *check_load(struct client *client)
-{
-    struct load *load = CONTAINER_OF(client, struct load, client);
-    load->plan.tenant = client->tenant;
-    load->plan.code = client->code;
-    if (!load->format)
-        load->format = str_ends_with(str_from(client->words.items[2]), STR(".csv")) ? "csv" : "ndjson";
-    load->file.format = strcmp(load->format, "csv") == 0 ? LOAD_CSV : LOAD_NDJSON;
-    if (load->file.format == LOAD_NDJSON && strcmp(load->format, "ndjson") != 0)
-        return "--format must be ndjson or csv";
-    return load->file.key_column && load->file.format == LOAD_NDJSON ? "--key-column is for CSV only" : NULL;
 }
 
 int app_load(int argc, char **argv)
@@ -428,7 +426,6 @@ int app_load(int argc, char **argv)
                 "  freshet load demo CURRENCY currencies.csv --key-column code\n"
                 "  freshet get demo COUNTRY --all | freshet load other COUNTRY -",
             .rows = rows,
-            .check = check_load,
             .run = run_load,
         });
 }

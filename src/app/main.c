@@ -43,33 +43,24 @@ static int app_serve(int argc, char **argv)
                                                  .listen = str_from(listen)});
 }
 
-/* The commands whose only option is --config. */
-static int run_with_config(int argc, char **argv, const char *summary,
-                           int (*run)(const struct kernel_options *options))
+/* `migrate` and `routes`: --config is their only option. */
+static int app_with_config(int argc, char **argv)
 {
     const char *config = NULL;
     const struct option_row rows[] = {APP_CONFIG_ROW(config), {.name = NULL}};
-    int outcome = options_read(argc, argv, summary, rows);
+    bool migrates = strcmp(argv[0], "migrate") == 0;
+    int outcome = options_read(
+        argc, argv,
+        migrates
+            ? "Creates and migrates the schemas of every database in the configuration.\n"
+              "It may run several times, also at the same time."
+            : "Lists every HTTP route with its method, its path and what it needs: `public` (no token), `token` (any valid\n"
+              "token), `user` (a token with `sub`) or a scope of the token. Scopes of dictionaries are in the configuration.",
+        rows);
     if (outcome != OPTIONS_RUN)
         return outcome;
-    return run(&(struct kernel_options){.config_path = app_config_path(config), .modules = app_modules});
-}
-
-static int app_migrate(int argc, char **argv)
-{
-    return run_with_config(argc, argv,
-                           "Creates and migrates the schemas of every database in the configuration.\n"
-                           "It may run several times, also at the same time.",
-                           kernel_migrate);
-}
-
-static int app_routes(int argc, char **argv)
-{
-    return run_with_config(
-        argc, argv,
-        "Lists every HTTP route with its method, its path and what it needs: `public` (no token), `token` (any valid\n"
-        "token), `user` (a token with `sub`) or a scope of the token. Scopes of dictionaries are in the configuration.",
-        kernel_print_routes);
+    const struct kernel_options options = {.config_path = app_config_path(config), .modules = app_modules};
+    return migrates ? kernel_migrate(&options) : kernel_print_routes(&options);
 }
 
 static int app_config(int argc, char **argv)
@@ -113,10 +104,10 @@ static const struct command {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"serve", "run the roles of this process until SIGTERM", app_serve},
-    {"migrate", "create and migrate the database schemas", app_migrate},
+    {"migrate", "create and migrate the database schemas", app_with_config},
     {"token", "print a development token", app_token},
     {"config", "check the configuration, or describe every setting", app_config},
-    {"routes", "list the HTTP routes and the scopes they need", app_routes},
+    {"routes", "list the HTTP routes and the scopes they need", app_with_config},
     {"get", "print items of a dictionary, or all of it", app_get},
     {"put", "write or delete one item of a dictionary", app_put},
     {"load", "replace the content of a dictionary by a file", app_load},

@@ -86,29 +86,25 @@ static int send_put(const struct put *put)
 static int run_put(struct client *client)
 {
     struct put *put = CONTAINER_OF(client, struct put, client);
+    struct uuid id = uuid_random();
+    put->key = str_from(client->words.items[2]);
+    if (client->words.count != (put->is_delete ? 3u : 4u))
+        return app_misuse("put", put->is_delete ? "--delete takes no PAYLOAD"
+                                                : "PAYLOAD is missing: JSON, or - for standard input");
+    if (!put->key.len || !str_is_utf8(put->key))
+        return app_misuse("put", "KEY is empty or not UTF-8");
+    if (put->is_async && put->waits)
+        return app_misuse("put", "--wait and --async exclude each other");
+    if (put->event_id_given && !uuid_parse(str_from(put->event_id_given), &id))
+        return app_misuse("put", "--event-id needs a UUID");
+    uuid_format(&id, put->event_id);
+    if (!client_connect(client))
+        return 1;
     int exit_status = put->is_delete ? 0 : read_payload(put, client->words.items[3]);
     if (exit_status == 0)
         exit_status = send_put(put);
     buf_deinit(&put->stdin_text);
     return exit_status;
-}
-
-static const char *check_put(struct client *client)
-{
-    struct put *put = CONTAINER_OF(client, struct put, client);
-    struct uuid id = uuid_random();
-    put->key = str_from(client->words.items[2]);
-    if (client->words.count != (put->is_delete ? 3u : 4u))
-        return put->is_delete ? "--delete takes no PAYLOAD"
-                              : "PAYLOAD is missing: JSON, or - for standard input";
-    if (!put->key.len || !str_is_utf8(put->key))
-        return "KEY is empty or not UTF-8";
-    if (put->is_async && put->waits)
-        return "--wait and --async exclude each other";
-    if (put->event_id_given && !uuid_parse(str_from(put->event_id_given), &id))
-        return "--event-id needs a UUID";
-    uuid_format(&id, put->event_id);
-    return NULL;
 }
 
 int app_put(int argc, char **argv)
@@ -141,7 +137,6 @@ int app_put(int argc, char **argv)
                 "  freshet put demo FEATURE dark-mode --delete\n"
                 "  freshet put demo FEATURE dark-mode - < payload.json",
             .rows = rows,
-            .check = check_put,
             .run = run_put,
         });
 }

@@ -9,7 +9,6 @@
 
 struct tail {
     struct follow follow;
-    const char *project, *session;
     bool as_json;
 };
 
@@ -72,28 +71,19 @@ static enum follow_step take_event(void *context, struct str line, const struct 
 
 /* ---- the command ---- */
 
-static const char *check_tail(struct client *client)
-{
-    struct tail *tail = CONTAINER_OF(client, struct tail, follow.client);
-    struct uuid id;
-    if (!str_is_name(client->tenant) || (client->words.count == 2 && !str_is_name(client->code)))
-        return CLIENT_NAME_MISTAKE;
-    if (client->words.count == 2)
-        return NULL;
-    tail->project = client->words.items[1];
-    tail->session = client->words.items[2];
-    return uuid_parse(str_from(tail->project), &id) && uuid_parse(str_from(tail->session), &id)
-               ? NULL
-               : "PROJECT and SESSION must be UUIDs";
-}
-
 static int run_tail(struct client *client)
 {
     struct tail *tail = CONTAINER_OF(client, struct tail, follow.client);
     struct buf path = {0};
-    if (!tail->project)
+    struct uuid id;
+    if (!str_is_name(client->tenant) || (client->words.count == 2 && !str_is_name(client->code)))
+        return app_misuse("tail", CLIENT_NAME_MISTAKE);
+    if (client->words.count == 2)
         return watch_run(&tail->follow);
-    buf_printf(&path, "/my/projects/%s/chat/%s/stream", tail->project, tail->session);
+    const char *project = client->words.items[1], *session = client->words.items[2];
+    if (!uuid_parse(str_from(project), &id) || !uuid_parse(str_from(session), &id))
+        return app_misuse("tail", "PROJECT and SESSION must be UUIDs");
+    buf_printf(&path, "/my/projects/%s/chat/%s/stream", project, session);
     tail->follow.path = buf_str(&path);
     tail->follow.context = tail;
     tail->follow.unit = "sequence";
@@ -130,7 +120,6 @@ int app_tail(int argc, char **argv)
                 "  freshet tail demo 0a4f5a3e-52a4-4a0e-8d3c-2f0c1d8f7a01 6f1b7c1e-8f0a-4f57-9a51-7d3f3f0b9b10\n"
                 "  freshet tail demo COUNTRY",
             .rows = rows,
-            .check = check_tail,
             .run = run_tail,
         });
 }

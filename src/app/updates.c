@@ -92,40 +92,36 @@ enum status updates_await(const struct pod_call *call, const char *event_id, int
 
 struct status_command {
     struct client client;
-    char event_id[UUID_TEXT_BYTES];
     int64_t wait_ms;
 };
 
 /* TENANT EVENT, or the statusUrl of an answer: /v1/tenants/TENANT/updates/EVENT. */
-static const char *check_status(struct client *client)
-{
-    struct status_command *command = CONTAINER_OF(client, struct status_command, client);
-    struct str event = client->code, rest = client->tenant, part;
-    struct uuid id;
-    if (client->words.count == 1) {
-        bool is_url = str_starts_with(rest, STR("/v1/tenants/"));
-        if (is_url)
-            rest = str_of(rest.ptr + strlen("/v1/tenants/"), rest.len - strlen("/v1/tenants/"));
-        if (!is_url || !str_split(&rest, '/', &client->tenant) || !str_split(&rest, '/', &part) ||
-            !str_eq(part, STR("updates")) || !str_split(&rest, '/', &event))
-            return "give TENANT and EVENT, or a statusUrl: /v1/tenants/TENANT/updates/EVENT";
-    }
-    if (!str_is_name(client->tenant))
-        return CLIENT_NAME_MISTAKE;
-    if (!uuid_parse(event, &id))
-        return "EVENT is not a UUID";
-    uuid_format(&id, command->event_id);
-    return NULL;
-}
-
 static int run_status(struct client *client)
 {
     const struct status_command *command = CONTAINER_OF(client, struct status_command, client);
+    struct str event = client->code, rest = client->tenant, prefix = STR("/v1/tenants/"), part;
+    char event_id[UUID_TEXT_BYTES];
+    struct uuid id;
     struct update_state state;
     struct error error = {0};
     struct buf body;
-    enum status status =
-        updates_await(&client->call, command->event_id, command->wait_ms, &state, &body, &error);
+    if (client->words.count == 1) {
+        bool is_url = str_starts_with(rest, prefix);
+        if (is_url)
+            rest = str_of(rest.ptr + prefix.len, rest.len - prefix.len);
+        if (!is_url || !str_split(&rest, '/', &client->tenant) || !str_split(&rest, '/', &part) ||
+            !str_eq(part, STR("updates")) || !str_split(&rest, '/', &event))
+            return app_misuse("status",
+                              "give TENANT and EVENT, or a statusUrl: /v1/tenants/TENANT/updates/EVENT");
+    }
+    if (!str_is_name(client->tenant))
+        return app_misuse("status", CLIENT_NAME_MISTAKE);
+    if (!uuid_parse(event, &id))
+        return app_misuse("status", "EVENT is not a UUID");
+    uuid_format(&id, event_id);
+    if (!client_connect(client))
+        return 1;
+    enum status status = updates_await(&client->call, event_id, command->wait_ms, &state, &body, &error);
     if (status == STATUS_OK)
         printf("%.*s\n", STR_ARG(buf_str(&body)));
     buf_deinit(&body);
@@ -154,7 +150,6 @@ int app_status(int argc, char **argv)
                 "  freshet status demo 3f0c8f0e-6c52-4f9f-9d0c-0d5b2a3c1e77 --wait 10s\n"
                 "  freshet status /v1/tenants/demo/updates/3f0c8f0e-6c52-4f9f-9d0c-0d5b2a3c1e77",
             .rows = rows,
-            .check = check_status,
             .run = run_status,
         });
 }

@@ -94,7 +94,7 @@ int follow_run(struct follow *follow)
     follow->lines = (struct pod_lines){.take_line = take_follow_line, .context = follow};
     follow->pause_ms = PAUSE_MIN_MS;
     arena_init(&follow->arena, 2048);
-    int exit_status = follow_all(follow, &path);
+    int exit_status = client_connect(&follow->client) ? follow_all(follow, &path) : 1;
     arena_deinit(&follow->arena);
     buf_deinit(&follow->lines.line);
     buf_deinit(&path);

@@ -139,11 +139,6 @@ uint64_t kernel_share_of(const struct http_request *request)
 
 /* ---- Idempotency-Key ---- */
 
-struct idempotency *kernel_idempotency(struct kernel *kernel)
-{
-    return kernel->idempotency;
-}
-
 /* A public route has keys too; all its callers share them. */
 enum http_step kernel_idempotency_step(struct http_request *request, void *context)
 {

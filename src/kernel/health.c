@@ -4,21 +4,6 @@
 #include "base/json.h"
 #include "kernel/kernel_inside.h"
 
-void health_init(struct health *health)
-{
-    *health = (struct health){0};
-    buf_init(&health->roles);
-    buf_init(&health->components);
-    buf_put_char(&health->roles, '{');
-    buf_put_char(&health->components, '{');
-}
-
-void health_deinit(struct health *health)
-{
-    buf_deinit(&health->roles);
-    buf_deinit(&health->components);
-}
-
 static void put_state(struct buf *out, struct str name, bool up, struct str detail)
 {
     json_put_key(out, name);
@@ -49,32 +34,14 @@ void health_component(struct health *health, const char *kind, struct str name, 
     buf_deinit(&label);
 }
 
-bool health_is_up(const struct health *health)
-{
-    return health->roles_up > 0 || health->roles_down == 0;
-}
-
-void health_print(const struct health *health, struct buf *out)
-{
-    buf_put_char(out, '{');
-    json_put_member_str(out, "status", health_is_up(health) ? STR("UP") : STR("DOWN"));
-    json_put_key(out, STR("roles"));
-    buf_put_str(out, buf_str(&health->roles));
-    buf_put_char(out, '}');
-    json_put_key(out, STR("components"));
-    buf_put_str(out, buf_str(&health->components));
-    buf_put_str(out, STR("}}"));
-}
-
 /* ---- routes ---- */
 
+/* {"status":"UP","roles":{…},"components":{…}} */
 static void send_health(struct http_request *request, bool is_readiness)
 {
     struct kernel *kernel = request->context;
-    struct health health;
-    struct buf body;
-    health_init(&health);
-    buf_init(&body);
+    struct health health = {0};
+    struct buf body = {0};
     for (size_t i = 0; i < kernel->module_count; i++) {
         const struct kernel_module *entry = &kernel->modules[i];
         if (entry->started && entry->module->health)
@@ -86,10 +53,12 @@ static void send_health(struct http_request *request, bool is_readiness)
     bool keys = auth_is_ready(kernel->auth);
     health_component(&health, "auth", STR("keys"), keys,
                      keys ? STR_NONE : STR("no signing keys yet: every token is refused"));
-    if (atomic_load(&kernel->stopping) || (is_readiness && health.starting))
-        health.roles_up = 0, health.roles_down++;
-    health_print(&health, &body);
-    bool up = health_is_up(&health);
+    bool up = !atomic_load(&kernel->stopping) && !(is_readiness && health.starting) &&
+              (health.roles_up > 0 || health.roles_down == 0);
+    buf_put_char(&body, '{');
+    json_put_member_str(&body, "status", up ? STR("UP") : STR("DOWN"));
+    buf_printf(&body, ",\"roles\":{%.*s},\"components\":{%.*s}}", STR_ARG(buf_str(&health.roles)),
+               STR_ARG(buf_str(&health.components)));
     http_send(request, &(struct http_response){
                            .status = up ? 200 : 503,
                            .headers = up ? STR("Cache-Control: no-store\r\n")
@@ -97,7 +66,8 @@ static void send_health(struct http_request *request, bool is_readiness)
                            .body = buf_str(&body),
                        });
     buf_deinit(&body);
-    health_deinit(&health);
+    buf_deinit(&health.roles);
+    buf_deinit(&health.components);
 }
 
 void kernel_get_health(struct http_request *request)

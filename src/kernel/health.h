@@ -12,16 +12,11 @@ struct health {
     bool starting;
 };
 
-void health_init(struct health *health);
-void health_deinit(struct health *health);
 /* A role can work or not. `detail` (may be empty) is for people: never a secret. */
 void health_role(struct health *health, const char *role, bool up, struct str detail);
 /* A role has not finished what it does before its first request (preloads): alive, but not ready yet. */
 void health_starting(struct health *health);
 /* A thing the process depends on: reported, but by itself no reason to be taken out of service. */
 void health_component(struct health *health, const char *kind, struct str name, bool up, struct str detail);
-bool health_is_up(const struct health *health);
-/* {"status":"UP","roles":{…},"components":{…}} */
-void health_print(const struct health *health, struct buf *out);
 
 #endif

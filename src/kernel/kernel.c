@@ -1,6 +1,5 @@
 /* A process's life: configuration → loops, workers, authentication → modules → HTTP → signals → the same backwards.
  * The order is the whole content of this file; every part lives elsewhere. */
-#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -230,8 +229,8 @@ static void kernel_reload(struct kernel *kernel)
     log_info("config_reloaded", LOG_CSTR("file", path));
 }
 
-/* Returns when it is time to stop. The file is looked at by name, not by an open descriptor: a mounted ConfigMap changes by swapping a
- * symbolic link, which a watch on the file would miss. */
+/* Returns when it is time to stop. The file is looked at by name, not by an open descriptor: a mounted ConfigMap changes by
+ * swapping a symbolic link, which a watch on the file would miss. */
 static void watch(struct kernel *kernel)
 {
     sigset_t signals = handled_signals();
@@ -266,14 +265,10 @@ static void stop(struct kernel *kernel)
         if (kernel->modules[i].started && kernel->modules[i].module->stop)
             kernel->modules[i].module->stop(kernel->modules[i].state);
     kernel_store_finish_stop(kernel);
-    if (kernel->workers)
-        worker_pool_stop(kernel->workers);
-    if (kernel->verifiers)
-        worker_pool_stop(kernel->verifiers);
-    if (kernel->scrape)
-        kernel_scrape_stop(kernel->scrape);
-    if (kernel->loops)
-        loop_group_stop(kernel->loops);
+    worker_pool_stop(kernel->workers);
+    worker_pool_stop(kernel->verifiers);
+    kernel_scrape_stop(kernel->scrape);
+    loop_group_stop(kernel->loops);
 }
 
 static void destroy(struct kernel *kernel)
@@ -286,19 +281,13 @@ static void destroy(struct kernel *kernel)
     kernel_store_destroy(kernel);
     if (kernel->auth)
         auth_destroy(kernel->auth);
-    if (kernel->scrape)
-        kernel_scrape_destroy(kernel->scrape);
-    if (kernel->loops)
-        loop_group_destroy(kernel->loops);
-    db_servers_destroy(kernel->servers); /* the loops freed the last of their users */
-    if (kernel->idempotency)             /* what workers still had has left by now */
-        idempotency_destroy(kernel->idempotency);
-    if (kernel->workers)
-        worker_pool_destroy(kernel->workers);
-    if (kernel->verifiers)
-        worker_pool_destroy(kernel->verifiers);
-    if (kernel->router)
-        http_router_destroy(kernel->router);
+    kernel_scrape_destroy(kernel->scrape);
+    loop_group_destroy(kernel->loops);
+    db_servers_destroy(kernel->servers);      /* the loops freed the last of their users */
+    idempotency_destroy(kernel->idempotency); /* what workers still had has left by now */
+    worker_pool_destroy(kernel->workers);
+    worker_pool_destroy(kernel->verifiers);
+    http_router_destroy(kernel->router);
     if (kernel->first != kernel->config)
         config_free(kernel->first);
     config_free(kernel->config);

@@ -21,7 +21,6 @@
 
 struct kernel;
 struct bus;
-struct idempotency;
 struct outbox_table;
 struct kernel_topic;
 
@@ -81,7 +80,6 @@ struct module {
 /* ---- what a module may use of the process it runs in ---- */
 struct loop_group *kernel_loops(struct kernel *kernel);
 struct worker_pool *kernel_workers(struct kernel *kernel);
-struct idempotency *kernel_idempotency(struct kernel *kernel);
 bool kernel_has_role(const struct kernel *kernel, const char *role);
 /* What carries what (C2), and how PostgreSQL does where it does. */
 enum { KERNEL_POSTGRES, KERNEL_KAFKA = 1, KERNEL_REDIS = 1, KERNEL_NATS = 1 };

@@ -37,6 +37,7 @@ struct kernel_module {
     bool started;
 };
 
+struct idempotency;
 struct kernel_scrape;
 
 enum { KERNEL_CONSUMED_MAX = 16 };

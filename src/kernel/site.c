@@ -34,11 +34,6 @@ void kernel_site_deinit(struct kernel_site *site)
     arena_deinit(&site->arena);
 }
 
-void kernel_site_open(struct kernel_site *site, const char *name, unsigned threads)
-{
-    site->workers = worker_pool_create(name, threads, SIZE_MAX);
-}
-
 /* ---- schema and health ---- */
 
 static enum status prepare_schema(const struct kernel_site *site, struct db_pool *pool,

@@ -2,7 +2,7 @@
  * retention, health and an orderly end. The store of the modules and each database of refdata is one. What runs on it is a
  * table of parts. Sites of the same server share connections (db_server).
  *
- *     init ─ open: workers ─ prepare: the schema, until it is in place ─ the owner opens buses ─ run: create and start parts
+ *     init ─ the owner makes workers ─ prepare: the schema, until it is in place ─ it opens buses ─ run: create and start parts
  *          ─ stop_begin ─ stop_senders ─ stop ─ close ─ deinit
  *
  * The end, each step while what it needs still works:
@@ -52,7 +52,7 @@ struct kernel_site {
     enum status logged;                                      /* why it is down */
 
     /* what runs: the home loop's */
-    struct worker_pool *workers;
+    struct worker_pool *workers; /* made by the owner */
     struct bus *buses[KERNEL_BUSES_MAX];
     struct outbox *outboxes[KERNEL_OUTBOXES_MAX];
     size_t bus_count, outbox_count, part_count;
@@ -73,7 +73,6 @@ struct kernel_schema {
 enum status kernel_site_init(struct kernel_site *site, struct kernel *kernel, const struct db_target *target,
                              struct error *error) MUST_CHECK;
 void kernel_site_deinit(struct kernel_site *site); /* also after a failed init */
-void kernel_site_open(struct kernel_site *site, const char *name, unsigned threads); /* its workers */
 /* On a worker: brings the schemas to this build's state by connections of `pool`, or reports what is missing. */
 enum status kernel_site_prepare(struct kernel_site *site, struct db_pool *pool,
                                 const struct kernel_schema *schemas, int64_t deadline_ns,

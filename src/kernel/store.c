@@ -82,21 +82,20 @@ struct worker_pool *kernel_store_workers(struct kernel *kernel)
     return kernel->store->site.workers;
 }
 
-bool kernel_store_is_ready(const struct kernel *kernel)
+static bool is_ready(const struct kernel *kernel)
 {
     return kernel->store && atomic_load(&kernel->store->site.is_running);
 }
 
-bool kernel_store_is_up(const struct kernel *kernel)
+static bool is_up(const struct kernel *kernel)
 {
     return kernel->store && atomic_load(&kernel->store->site.state) == SITE_UP;
 }
 
 enum status kernel_store_require(const struct kernel *kernel, struct error *error)
 {
-    return kernel_store_is_ready(kernel)
-               ? STATUS_OK
-               : error_set(error, STATUS_UNAVAILABLE, "the database is not ready yet");
+    return is_ready(kernel) ? STATUS_OK
+                            : error_set(error, STATUS_UNAVAILABLE, "the database is not ready yet");
 }
 
 enum status kernel_store_query(struct kernel *kernel, const struct db_statement *statement,
@@ -319,7 +318,7 @@ enum status kernel_store_create(struct kernel *kernel, struct error *error)
     store->kernel = kernel;
     enum status status = kernel_site_init(&store->site, kernel, &target, error);
     store->site.is_store = true;
-    kernel_site_open(&store->site, "store", kernel_events_handlers(kernel) + OWN_THREADS);
+    store->site.workers = worker_pool_create("store", kernel_events_handlers(kernel) + OWN_THREADS, SIZE_MAX);
     store->looker = worker_pool_create("store-look", 1, 1);
     store->look = task_create(&(struct task_config){.name = "store-look",
                                                     .loop = store->site.home,
@@ -400,7 +399,7 @@ void kernel_store_health(const struct kernel *kernel, struct health *health)
     const struct kernel_store *store = kernel->store;
     if (!store)
         return;
-    bool up = kernel_store_is_up(kernel), ready = kernel_store_is_ready(kernel);
+    bool up = is_up(kernel), ready = is_ready(kernel);
     health_component(health, "postgres", STR("store"), up,
                      up      ? STR_NONE
                      : ready ? STR("PostgreSQL does not answer")
@@ -414,11 +413,11 @@ void kernel_store_health(const struct kernel *kernel, struct health *health)
 
 void kernel_store_role_health(const struct kernel *kernel, const struct module *module, struct health *health)
 {
-    bool is_up = kernel_store_is_up(kernel), reads = !module->reads_events || kernel_events_are_up(kernel);
+    bool up = is_up(kernel), reads = !module->reads_events || kernel_events_are_up(kernel);
     for (const char *const *role = module->roles; *role; role++)
         if (kernel_has_role(kernel, *role))
-            health_role(health, *role, is_up && reads,
-                        !is_up   ? STR("waiting for PostgreSQL")
+            health_role(health, *role, up && reads,
+                        !up      ? STR("waiting for PostgreSQL")
                         : !reads ? STR("waiting for NATS")
                                  : STR_NONE);
 }

@@ -21,8 +21,6 @@ struct loop *kernel_store_loop(struct kernel *kernel); /* the home loop: timers,
 struct db_pool *kernel_store_pool(struct kernel *kernel);
 /* For what the modules do in the background: publishing, delivering, retention, handlers of events. Not for requests. */
 struct worker_pool *kernel_store_workers(struct kernel *kernel);
-bool kernel_store_is_ready(const struct kernel *kernel); /* any thread: the schema stands */
-bool kernel_store_is_up(const struct kernel *kernel);    /* the same, and PostgreSQL answered last */
 /* UNAVAILABLE until it is ready. */
 enum status kernel_store_require(const struct kernel *kernel, struct error *error) MUST_CHECK;
 /* On a worker: that check, and one statement on a connection of the pool. *rows is NULL after a failure. */
@@ -64,6 +62,5 @@ struct kernel_topic {
     const char *advisory_stream, *terminated_stream;
     int64_t ack_wait_ms;
 };
-typedef void kernel_topic_fn(const struct kernel_topic *topic, void *arg);
 
 #endif

@@ -35,7 +35,7 @@ static void start_flow(struct refdata_flow *flow)
     struct error error = {0};
     int64_t handlers = bus->commands == KERNEL_KAFKA ? refdata->first->kafka.handlers : bus->handlers;
     flow->started = true;
-    kernel_site_open(site, "flow", (unsigned)handlers + OWN_THREADS);
+    site->workers = worker_pool_create("flow", (unsigned)handlers + OWN_THREADS, SIZE_MAX);
     enum status status = refdata_buses_open(flow, &error);
     if (status == STATUS_OK)
         status = kernel_site_run(site, flow_parts, flow, &error);
