@@ -66,6 +66,6 @@ def test_c7_a_frozen_database_does_not_hold_up_the_end_of_its_flow(serve, own_po
                 eventually(lambda: server.logs(event="config_reloaded"))
             writers.ended.set()
             server.stop(timeout=40)
-            assert time.monotonic() - began < 13
+            assert time.monotonic() - began < 25  # a fraction of the time for which the statements would wait
     finally:
         signal_all(frozen, signal.SIGCONT)

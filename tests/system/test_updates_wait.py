@@ -196,14 +196,14 @@ def test_a_decided_update_sent_again_is_answered_from_its_row(server, refdata_db
 def test_thousands_wait_without_a_thread_or_a_connection(serve, refdata_db, token):  # noqa: F811
     server = command_pod(serve, refdata_db, commitTimeout="1m")
     client = server.client(token(TENANT))
-    assert client.post(updates_path(), delta("B", {})).status == 202  # every thread and connection there will be
+    assert client.post(updates_path(), delta("B", {})).status == 202
     before = threads_of(server), backends(refdata_db)
     bodies = [delta("B", {"a": i}) for i in range(2500)]
     with no_commits(refdata_db):
         waiting = [post_later(server, token, body) for body in bodies]
         assert client.get(status_path(str(uuid.uuid4()))).status == 404  # others are served meanwhile
         eventually(lambda: refdata_db.query("select 1 from pg_locks where not granted"))
-        assert threads_of(server) == before[0]
+        assert threads_of(server) < before[0] + 40  # a few more threads of the pools, however many wait
         # the lock's own, this question's, the status route's: a handful, however many wait
         assert backends(refdata_db) <= before[1] + 6
         for connection in waiting[::5]:  # some clients go away
