@@ -15,7 +15,7 @@
 
 enum { IDLE_MS = 3000 };
 
-struct sleeper {
+struct sleeper { /* lives as long as the pool: it is signalled after the mutex was released */
     SLIST_ENTRY(sleeper) link;
     pthread_cond_t woken;
     bool is_asleep;
@@ -24,7 +24,8 @@ struct sleeper {
 struct worker_pool {
     pthread_mutex_t mutex;
     STAILQ_HEAD(, worker_job) queue;
-    SLIST_HEAD(, sleeper) sleepers;
+    SLIST_HEAD(, sleeper) asleep, spare; /* together one for each thread */
+    struct sleeper *sleepers;
     size_t queued, queue_max;
     unsigned threads, threads_max;
     unsigned busy; /* threads that run a job; the others sleep, or are about to look for one */
@@ -42,28 +43,31 @@ static void on_done_message(struct loop *loop, struct loop_message *message)
     job->done(job);
 }
 
-static void wake_sleeper(struct worker_pool *pool)
+/* The one to signal, or NULL. */
+static struct sleeper *take_sleeper(struct worker_pool *pool)
 {
-    struct sleeper *sleeper = SLIST_FIRST(&pool->sleepers);
-    if (!sleeper)
-        return;
-    SLIST_REMOVE_HEAD(&pool->sleepers, link);
-    sleeper->is_asleep = false;
-    pthread_cond_signal(&sleeper->woken);
+    struct sleeper *sleeper = SLIST_FIRST(&pool->asleep);
+    if (sleeper) {
+        SLIST_REMOVE_HEAD(&pool->asleep, link);
+        sleeper->is_asleep = false;
+    }
+    return sleeper;
 }
 
 /* False when nothing came for IDLE_MS. */
 static bool sleep_until_woken(struct worker_pool *pool)
 {
-    struct sleeper me = {.woken = PTHREAD_COND_INITIALIZER, .is_asleep = true};
+    struct sleeper *me = SLIST_FIRST(&pool->spare);
     int64_t deadline_ns = clock_deadline_ms(IDLE_MS);
-    SLIST_INSERT_HEAD(&pool->sleepers, &me, link);
-    while (me.is_asleep && clock_cond_wait(&me.woken, &pool->mutex, deadline_ns))
+    SLIST_REMOVE_HEAD(&pool->spare, link);
+    SLIST_INSERT_HEAD(&pool->asleep, me, link);
+    me->is_asleep = true;
+    while (me->is_asleep && clock_cond_wait(&me->woken, &pool->mutex, deadline_ns))
         ;
-    if (me.is_asleep)
-        SLIST_REMOVE(&pool->sleepers, &me, sleeper, link);
-    pthread_cond_destroy(&me.woken);
-    return !me.is_asleep;
+    if (me->is_asleep)
+        SLIST_REMOVE(&pool->asleep, me, sleeper, link);
+    SLIST_INSERT_HEAD(&pool->spare, me, link);
+    return !me->is_asleep;
 }
 
 static void *run_worker(void *arg)
@@ -110,12 +114,18 @@ struct worker_pool *worker_pool_create(const char *name, unsigned threads, size_
     STAILQ_INIT(&pool->queue);
     pool->queue_max = queue_max;
     pool->threads_max = threads;
+    pool->sleepers = memory_zalloc(threads * sizeof *pool->sleepers);
+    for (unsigned i = 0; i < threads; i++) {
+        pthread_cond_init(&pool->sleepers[i].woken, NULL);
+        SLIST_INSERT_HEAD(&pool->spare, &pool->sleepers[i], link);
+    }
     snprintf(pool->name, sizeof pool->name, "%s", name);
     return pool;
 }
 
 bool worker_pool_submit(struct worker_pool *pool, struct worker_job *job)
 {
+    struct sleeper *woken = NULL;
     job->cancelled = false;
     pthread_mutex_lock(&pool->mutex);
     /* A job that an idle thread, or one that can be started, is about to take does not count as waiting. */
@@ -133,9 +143,11 @@ bool worker_pool_submit(struct worker_pool *pool, struct worker_job *job)
     if (accepted) {
         STAILQ_INSERT_TAIL(&pool->queue, job, link);
         pool->queued++;
-        wake_sleeper(pool);
+        woken = take_sleeper(pool);
     }
     pthread_mutex_unlock(&pool->mutex);
+    if (woken)
+        pthread_cond_signal(&woken->woken);
     return accepted;
 }
 
@@ -143,8 +155,9 @@ void worker_pool_stop(struct worker_pool *pool)
 {
     pthread_mutex_lock(&pool->mutex);
     pool->stopping = true;
-    while (!SLIST_EMPTY(&pool->sleepers))
-        wake_sleeper(pool);
+    struct sleeper *woken;
+    while ((woken = take_sleeper(pool)) != NULL)
+        pthread_cond_signal(&woken->woken);
     while (pool->threads > 0)
         pthread_cond_wait(&pool->all_ended, &pool->mutex);
     bool joins = pool->has_ended;
@@ -157,6 +170,9 @@ void worker_pool_stop(struct worker_pool *pool)
 void worker_pool_destroy(struct worker_pool *pool)
 {
     worker_pool_stop(pool);
+    for (unsigned i = 0; i < pool->threads_max; i++)
+        pthread_cond_destroy(&pool->sleepers[i].woken);
+    free(pool->sleepers);
     pthread_cond_destroy(&pool->all_ended);
     pthread_mutex_destroy(&pool->mutex);
     free(pool);

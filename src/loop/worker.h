@@ -22,8 +22,8 @@ struct worker_job {
 /* Runs up to `threads` jobs at a time, in threads that start when they are needed and end when they have been idle for some
  * seconds; `queue_max` more wait. */
 struct worker_pool *worker_pool_create(const char *name, unsigned threads, size_t queue_max);
-void worker_pool_stop(struct worker_pool *pool); /* finishes running jobs, cancels queued ones, joins */
-void worker_pool_destroy(struct worker_pool *pool);
+void worker_pool_stop(struct worker_pool *pool);    /* finishes running jobs, cancels queued ones, joins */
+void worker_pool_destroy(struct worker_pool *pool); /* when no call of worker_pool_submit() is under way */
 /* Any thread. False when the queue is full or the pool stopped: nothing will be called. */
 bool worker_pool_submit(struct worker_pool *pool, struct worker_job *job) MUST_CHECK;
 
