@@ -262,14 +262,8 @@ static void sweep_finish(void *context)
         const struct held_pair *found = &sweep->found[i];
         struct refdata_dictionary *dictionary =
             refdata_catalog_find(atomic_load(&refdata->catalog), found->code);
-        struct refdata_holding *holding = dictionary && str_is_name(found->tenant)
-                                              ? refdata_keeper_hold(refdata, found->tenant, dictionary)
-                                              : NULL;
-        if (!holding || holding->preload)
-            continue;
-        holding->preload = true;
-        if (!cache_slot_read(&holding->slot))
-            refdata_schedule_want(holding, refdata_schedule_jitter_ms(refdata));
+        if (dictionary && str_is_name(found->tenant))
+            refdata_keeper_preload_pair(refdata, found->tenant, dictionary);
     }
     if (sweep->status == STATUS_OK)
         apply_versions(refdata, sweep->pairs, sweep->pair_count);

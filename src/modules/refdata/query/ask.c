@@ -49,6 +49,14 @@ void refdata_ask_post(struct http_request *request, int64_t timeout_ms, http_tim
         free(ask);
 }
 
+void refdata_ask_late(struct http_request *request, void *context)
+{
+    struct error error;
+    (void)context;
+    error_set(&error, STATUS_UNAVAILABLE, "PostgreSQL did not answer in time");
+    http_send_error(request, &error);
+}
+
 static void on_reply(struct loop *loop, struct loop_message *message)
 {
     struct refdata_ask *ask = CONTAINER_OF(message, struct refdata_ask, message);

@@ -54,6 +54,8 @@ static inline struct refdata_demand *refdata_demand_of(const struct http_request
 void refdata_ask_post(struct http_request *request, int64_t timeout_ms, http_timeout_fn *on_timeout,
                       refdata_ask_fn *on_ask, const struct refdata_demand *demand);
 
+http_timeout_fn refdata_ask_late; /* a timeout that answers 503 */
+
 /* ---- on the home loop ---- */
 struct refdata_holding *refdata_ask_holding(
     const struct refdata_ask *ask);              /* what it is about; NULL = not held */

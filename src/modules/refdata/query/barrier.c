@@ -161,18 +161,10 @@ static void decide_by_primary(struct refdata_ask *ask)
 
 /* ---- the reader's own loop ---- */
 
-static void on_primary_late(struct http_request *request, void *context)
-{
-    (void)context;
-    struct error error;
-    error_set(&error, STATUS_UNAVAILABLE, "the primary did not answer in time");
-    http_send_error(request, &error);
-}
-
 static void on_wait_over(struct http_request *request, void *context)
 {
     struct refdata *refdata = context;
-    refdata_ask_post(request, atomic_load(&refdata->barrier_timeout_ms), on_primary_late, decide_by_primary,
+    refdata_ask_post(request, atomic_load(&refdata->barrier_timeout_ms), refdata_ask_late, decide_by_primary,
                      refdata_demand_of(request));
 }
 

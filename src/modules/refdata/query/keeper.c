@@ -101,8 +101,8 @@ void refdata_keeper_trim(struct refdata *refdata, const struct refdata_holding *
         ;
 }
 
-struct refdata_holding *refdata_keeper_hold(struct refdata *refdata, struct str tenant,
-                                            struct refdata_dictionary *dictionary)
+static struct refdata_holding *hold_pair(struct refdata *refdata, struct str tenant,
+                                         struct refdata_dictionary *dictionary)
 {
     struct refdata_holding *holding = refdata_table_find(refdata->own, tenant, dictionary->code);
     if (holding)
@@ -118,7 +118,7 @@ struct refdata_holding *refdata_keeper_hold(struct refdata *refdata, struct str 
 void refdata_keeper_preload_pair(struct refdata *refdata, struct str tenant,
                                  struct refdata_dictionary *dictionary)
 {
-    struct refdata_holding *holding = refdata_keeper_hold(refdata, tenant, dictionary);
+    struct refdata_holding *holding = hold_pair(refdata, tenant, dictionary);
     if (!holding || holding->preload)
         return;
     holding->preload = true;
@@ -141,7 +141,7 @@ void refdata_keeper_admit(struct refdata_ask *ask)
         refdata_ask_refuse(ask, STATUS_DICTIONARY_UNAVAILABLE, "its database cannot be reached");
         return;
     }
-    struct refdata_holding *holding = refdata_keeper_hold(refdata, ask->tenant, dictionary);
+    struct refdata_holding *holding = hold_pair(refdata, ask->tenant, dictionary);
     int64_t now_ns = loop_now_ns(refdata->home);
     if (!holding) {
         refdata_ask_refuse(ask, STATUS_OVERLOADED, "too many dictionaries are being read at once");

@@ -10,8 +10,6 @@
 
 /* ---- keeper.c: what is held; on the home loop ---- */
 void refdata_keeper_admit(struct refdata_ask *ask); /* of a pair that is not in memory */
-struct refdata_holding *refdata_keeper_hold(struct refdata *refdata, struct str tenant,
-                                            struct refdata_dictionary *dictionary);
 void refdata_keeper_adopt(struct refdata *refdata, struct refdata_catalog *catalog); /* after a reload */
 void refdata_keeper_preload(struct refdata *refdata); /* the pairs without a star */
 void refdata_keeper_preload_pair(struct refdata *refdata, struct str tenant,
@@ -150,7 +148,6 @@ void refdata_schedule_compare(struct refdata_holding *holding, int64_t delay_ms)
 /* The same as refdata_schedule_behind() where a request waits for it: now. */
 void refdata_schedule_urge(struct refdata_holding *holding, int64_t version);
 int64_t refdata_schedule_jitter_ms(const struct refdata *refdata); /* of a bulk load: a start, a comparison */
-void refdata_schedule_run(struct refdata *refdata); /* starts what waits, as far as there is room */
 void refdata_schedule_loaded(struct refdata_holding *holding, const struct refdata_load *load,
                              struct refdata_loaded *loaded);
 /* PostgreSQL has been asked about a dictionary's templates: its pairs load now, or are given up. */

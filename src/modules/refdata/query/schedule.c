@@ -26,6 +26,30 @@ static bool may_be_delta(const struct refdata_holding *holding)
     return holding->dictionary->delta && holding->basis == BASIS_HELD && cache_slot_read(&holding->slot);
 }
 
+static void run_queue(struct refdata *refdata, struct refdata_queue *queue)
+{
+    struct refdata_holding *holding;
+    while ((holding = TAILQ_FIRST(&queue->holdings)) != NULL && !refdata->stopping &&
+           queue->running < (unsigned)refdata->settings.parallel_reloads) {
+        if (!refdata_loader_start(holding, may_be_delta(holding))) { /* its threads are busy stopping */
+            refdata_holding_move(holding, HOLDING_WANTED);
+            return;
+        }
+        refdata_holding_move(holding, HOLDING_LOADING);
+        holding->refs++;
+        holding->wanted_version = 0; /* what was committed by now is what it will find */
+        holding->began_ns = clock_mono_ns();
+        queue->running++;
+    }
+}
+
+/* Starts what waits, as far as there is room. */
+static void run_queues(struct refdata *refdata)
+{
+    run_queue(refdata, &refdata->delta_loads);
+    run_queue(refdata, &refdata->full_loads);
+}
+
 /* Loads with waiters stand before those without, each kind in the order it came. */
 static void enqueue(struct refdata_holding *holding)
 {
@@ -41,7 +65,7 @@ static void enqueue(struct refdata_holding *holding)
         TAILQ_INSERT_BEFORE(after, holding, queued);
     else
         TAILQ_INSERT_TAIL(&holding->queue->holdings, holding, queued);
-    refdata_schedule_run(refdata);
+    run_queues(refdata);
 }
 
 static void on_timer(struct loop_timer *timer)
@@ -117,29 +141,6 @@ int64_t refdata_schedule_jitter_ms(const struct refdata *refdata)
 {
     int64_t jitter_ms = refdata->settings.jitter_ms;
     return jitter_ms ? (int64_t)(random_u64() % (uint64_t)jitter_ms) : 0;
-}
-
-static void run_queue(struct refdata *refdata, struct refdata_queue *queue)
-{
-    struct refdata_holding *holding;
-    while ((holding = TAILQ_FIRST(&queue->holdings)) != NULL && !refdata->stopping &&
-           queue->running < (unsigned)refdata->settings.parallel_reloads) {
-        if (!refdata_loader_start(holding, may_be_delta(holding))) { /* its threads are busy stopping */
-            refdata_holding_move(holding, HOLDING_WANTED);
-            return;
-        }
-        refdata_holding_move(holding, HOLDING_LOADING);
-        holding->refs++;
-        holding->wanted_version = 0; /* what was committed by now is what it will find */
-        holding->began_ns = clock_mono_ns();
-        queue->running++;
-    }
-}
-
-void refdata_schedule_run(struct refdata *refdata)
-{
-    run_queue(refdata, &refdata->delta_loads);
-    run_queue(refdata, &refdata->full_loads);
 }
 
 /* ---- how a load ended ---- */
@@ -255,7 +256,7 @@ void refdata_schedule_loaded(struct refdata_holding *holding, const struct refda
             refdata_schedule_want(holding, pause_ms(holding));
     }
     refdata_keeper_unref(holding);
-    refdata_schedule_run(refdata);
+    run_queues(refdata);
     refdata_keeper_update_health(refdata);
 }
 

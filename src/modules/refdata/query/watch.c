@@ -226,14 +226,6 @@ void refdata_watch_published(struct refdata_holding *holding, const struct cache
 
 /* ---- the request's own loop ---- */
 
-static void on_late(struct http_request *request, void *context)
-{
-    (void)context;
-    struct error error;
-    error_set(&error, STATUS_UNAVAILABLE, "what changed since that version could not be read in time");
-    http_send_error(request, &error);
-}
-
 void refdata_get_watch(struct http_request *request)
 {
     static const char *const known[] = {"after", NULL};
@@ -258,6 +250,6 @@ void refdata_get_watch(struct http_request *request)
         http_send_error(request, &error);
     else if (refdata_barrier_pass(request, &reading, NULL, 0) &&
              refdata_barrier_reach(request, &reading, after, NULL, 0))
-        refdata_ask_post(request, 2 * atomic_load(&refdata->barrier_timeout_ms), on_late, follow,
+        refdata_ask_post(request, 2 * atomic_load(&refdata->barrier_timeout_ms), refdata_ask_late, follow,
                          &(struct refdata_demand){.version = after, .code = reading.holding->code});
 }
