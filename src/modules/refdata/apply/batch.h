@@ -98,8 +98,8 @@ static inline bool refdata_batch_is_chunk(const struct batch *batch, size_t at)
 }
 
 /* ---- apply.c ---- */
-void refdata_batch_before_snapshot(
-    struct batch *batch); /* writes the deltas decided so far; it may take long */
+/* Writes the deltas decided so far; what follows may take long. */
+void refdata_batch_before_snapshot(struct batch *batch);
 int64_t refdata_batch_next_version(struct batch *batch, struct entry *entry);
 enum apply_result {
     APPLY_COMMITTED,

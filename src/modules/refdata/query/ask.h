@@ -57,9 +57,8 @@ void refdata_ask_post(struct http_request *request, int64_t timeout_ms, http_tim
 http_timeout_fn refdata_ask_late; /* a timeout that answers 503 */
 
 /* ---- on the home loop ---- */
-struct refdata_holding *refdata_ask_holding(
-    const struct refdata_ask *ask);              /* what it is about; NULL = not held */
-void refdata_ask_again(struct refdata_ask *ask); /* the handler runs again */
+struct refdata_holding *refdata_ask_holding(const struct refdata_ask *ask); /* NULL = it is not held */
+void refdata_ask_again(struct refdata_ask *ask);                            /* the handler runs again */
 void refdata_ask_refuse(struct refdata_ask *ask, enum status status, const char *text);
 void refdata_ask_free(struct refdata_ask *ask); /* without a reply */
 /* All of a list, which is empty afterwards. */

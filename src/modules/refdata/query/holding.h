@@ -34,17 +34,19 @@ enum refdata_holding_state {
     HOLDING_DROPPED,       /* out of the table; freed when its load and its question have come back */
 };
 
-enum refdata_basis {                  /* of the next load */
-                     BASIS_HELD,      /* what is held, where the changes since are known */
-                     BASIS_NONE,      /* a full one, whatever is known of the changes */
-                     BASIS_REDEFINED, /* the same; what is held was loaded by an earlier definition */
+/* Of the next load: */
+enum refdata_basis {
+    BASIS_HELD,      /* what is held, where the changes since are known */
+    BASIS_NONE,      /* a full one, whatever is known of the changes */
+    BASIS_REDEFINED, /* the same; what is held was loaded by an earlier definition */
 };
 
-enum refdata_failure { /* of the last load */
-                       FAILURE_NONE,
-                       FAILURE_OUTAGE,    /* of the server: mends by itself */
-                       FAILURE_REFUSED,   /* of what it has: trying again does not mend it */
-                       FAILURE_TOO_LARGE, /* the same: a row is, at failed_version */
+/* Of the last load: */
+enum refdata_failure {
+    FAILURE_NONE,
+    FAILURE_OUTAGE,    /* of the server: mends by itself */
+    FAILURE_REFUSED,   /* of what it has: trying again does not mend it */
+    FAILURE_TOO_LARGE, /* the same: a row is, at failed_version */
 };
 
 struct refdata_holding {

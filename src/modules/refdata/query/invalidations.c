@@ -61,8 +61,7 @@ static void on_gathered(struct loop *loop, struct loop_message *message)
             refdata_schedule_behind(holding, last->version, 0);
         else if (info && info->version == last->version && pair->is_event_known &&
                  !uuid_eq(&info->event, &last->event))
-            refdata_schedule_compare(holding,
-                                     0); /* also a late message of a lost history: the load decides */
+            refdata_schedule_compare(holding, 0); /* or a late message of a lost history: the load decides */
     }
     if (gathered->missed && !flow->refdata->stopping)
         refdata_sweep_now(flow);

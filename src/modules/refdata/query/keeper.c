@@ -132,8 +132,7 @@ void refdata_keeper_admit(struct refdata_ask *ask)
     struct refdata *refdata = ask->refdata;
     struct refdata_dictionary *dictionary = refdata_catalog_find(atomic_load(&refdata->catalog), ask->code);
     enum refdata_dictionary_state state = dictionary ? atomic_load(&dictionary->state) : REFDATA_DISABLED;
-    if (state ==
-        REFDATA_DISABLED) { /* removed, or refused, since the request was parked: the handler finds that */
+    if (state == REFDATA_DISABLED) { /* or removed, since the request was parked: the handler finds that */
         refdata_ask_again(ask);
         return;
     }
