@@ -168,24 +168,18 @@ bool http_answer_has_body(const struct http_exchange *exchange, int status)
     return exchange->request.method != HTTP_HEAD && status_has_content(status);
 }
 
-/* Is the rest of the request's body small enough to be read and dropped, so that the connection stays open? A
- * client that waits for 100 may send it or not, so its next bytes may be either. */
-static bool can_drop_rest(const struct http_exchange *exchange)
-{
-    const struct http_body *body = &exchange->body;
-
-    if (http_body_is_done(body))
-        return true;
-    if (exchange->head.expects_continue)
-        return false;
-    return body->kind == HTTP_BODY_CHUNKED || body->remaining <= HTTP_DISCARD_BYTES_MAX;
-}
-
 void http_answer_put_head(struct http_exchange *exchange, const struct http_response *response,
                           int64_t length)
 {
+    const struct http_body *body = &exchange->body;
+    /* The rest of a body is read and dropped where it is small, so that the connection stays open. A client that waits for 100
+     * may send it or not, so its next bytes may be either. */
+    bool can_drop_rest = http_body_is_done(body) ||
+                         (!exchange->head.expects_continue &&
+                          (body->kind == HTTP_BODY_CHUNKED || body->remaining <= HTTP_DISCARD_BYTES_MAX));
+
     exchange->closes = exchange->closes || response->close || exchange->framing_lost ||
-                       !exchange->head.keep_alive || exchange->home->draining || !can_drop_rest(exchange);
+                       !exchange->head.keep_alive || exchange->home->draining || !can_drop_rest;
     struct str line = exchange->closes                       ? close_line
                       : exchange->request.minor_version == 0 ? STR("Connection: keep-alive\r\n")
                                                              : STR_NONE;
