@@ -168,19 +168,18 @@ static bool take(struct str *s, char c)
 
 bool clock_rfc3339_parse(struct str s, int64_t *unix_us)
 {
-    static const struct {
-        char before;
-        unsigned digits, max;
-    } parts[] = {{0, 4, 9999}, {'-', 2, 12}, {'-', 2, 31}, {'T', 2, 23}, {':', 2, 59}, {':', 2, 60}};
-    unsigned fields[6], us = 0, digit, hours = 0, minutes = 0, rest;
+    static const uint8_t month_days[] = {31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
+    unsigned year, hour, minute, second, us = 0, digit, hours = 0, minutes = 0, rest;
+    struct date date;
 
-    for (int i = 0; i < 6; i++)
-        if ((i > 0 && !take(&s, parts[i].before)) || !take_digits(&s, parts[i].digits, &fields[i]) ||
-            fields[i] > parts[i].max)
-            return false;
-    struct date date = {.year = (int)fields[0], .month = fields[1], .day = fields[2]}, same;
-    same = date_of(days_of(date));
-    if (date.month < 1 || same.month != date.month || same.day != date.day) /* 31 April would be 1 May */
+    if (!take_digits(&s, 4, &year) || !take(&s, '-') || !take_digits(&s, 2, &date.month) || !take(&s, '-') ||
+        !take_digits(&s, 2, &date.day) || !take(&s, 'T') || !take_digits(&s, 2, &hour) || !take(&s, ':') ||
+        !take_digits(&s, 2, &minute) || !take(&s, ':') || !take_digits(&s, 2, &second))
+        return false;
+    date.year = (int)year;
+    bool is_leap_year = (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
+    if (date.month < 1 || date.month > 12 || date.day < 1 || date.day > month_days[date.month - 1] ||
+        (date.month == 2 && date.day == 29 && !is_leap_year) || hour > 23 || minute > 59 || second > 60)
         return false;
     if (take(&s, '.')) { /* digits past the microsecond are read and forgotten */
         if (!take_digits(&s, 1, &digit))
@@ -199,10 +198,10 @@ bool clock_rfc3339_parse(struct str s, int64_t *unix_us)
         return false;
 
     int64_t offset = (int64_t)hours * 3600 + minutes * 60;
-    int64_t seconds = days_of(date) * S_PER_DAY + fields[3] * 3600 + fields[4] * 60 + fields[5] +
-                      (is_west ? offset : -offset);
+    int64_t seconds =
+        days_of(date) * S_PER_DAY + hour * 3600 + minute * 60 + second + (is_west ? offset : -offset);
     /* A leap second stands only at the end of a month in UTC; it is the second that follows it. */
-    if (fields[5] == 60 && (date_of(split_days(seconds, &rest)).day != 1 || rest != 0))
+    if (second == 60 && (date_of(split_days(seconds, &rest)).day != 1 || rest != 0))
         return false;
     if (seconds < UNIX_S_MIN || seconds >= UNIX_S_END)
         return false;

@@ -26,7 +26,7 @@ static bool fail(struct scan *s, const char *at, const char *problem)
     return false;
 }
 
-static void skip_space(struct scan *s)
+static inline void skip_space(struct scan *s)
 {
     while (s->p < s->end && json_is_space(*s->p))
         s->p++;

@@ -44,20 +44,23 @@ static const char *skip_value(const char *p, const char *end)
 {
     size_t depth = 0;
 
-    if (p < end && *p != '"' && *p != '{' && *p != '[') {
+    if (p < end && *p == '"')
+        return skip_string(p, end);
+    if (p < end && *p != '{' && *p != '[') {
         while (p < end && *p != ',' && *p != '}' && *p != ']' && !json_is_space(*p))
             p++;
         return p;
     }
     while (p < end) {
-        char c = *p;
-        p = c == '"' ? skip_string(p, end) : p + 1;
-        if (c == '{' || c == '[')
+        if (*p == '"') {
+            p = skip_string(p, end);
+            continue;
+        }
+        if (*p == '{' || *p == '[')
             depth++;
-        else if (c == '}' || c == ']')
-            depth--;
-        if (depth == 0)
-            return p;
+        else if ((*p == '}' || *p == ']') && --depth == 0)
+            return p + 1;
+        p++;
     }
     return end;
 }

@@ -265,14 +265,14 @@ static void find_batch(const struct hash_index *index, const struct str *keys, s
                 entry_slots(entries[i]), bucket_of(hash_fingerprint(hashes[i]), entry_buckets(entries[i]))));
     }
     for (size_t i = 0; i < count; i++) {
-        out[i] = NULL;
+        const uint64_t fingerprint = hash_fingerprint(hashes[i]);
+        const uint64_t *slots;
+        unsigned matches = 0;
         if (entries[i]) {
-            const uint64_t fingerprint = hash_fingerprint(hashes[i]);
-            const uint64_t *slots =
-                page_bucket(entry_slots(entries[i]), bucket_of(fingerprint, entry_buckets(entries[i])));
-            unsigned matches = bucket_matches(slots, fingerprint);
-            out[i] = matches ? slot_record(slots[__builtin_ctz(matches)]) : NULL;
+            slots = page_bucket(entry_slots(entries[i]), bucket_of(fingerprint, entry_buckets(entries[i])));
+            matches = bucket_matches(slots, fingerprint);
         }
+        out[i] = matches ? slot_record(slots[__builtin_ctz(matches)]) : NULL;
         __builtin_prefetch(out[i]);
         __builtin_prefetch((const char *)out[i] + HASH_LINE_BYTES); /* the answer is copied from here next */
     }
