@@ -55,7 +55,7 @@ static struct arena_block *block_create(size_t size)
     size_t total;
 
     if (__builtin_add_overflow(size, sizeof(struct arena_block), &total))
-        total = SIZE_MAX; /* memory_alloc() ends the process, with its log line */
+        total = SIZE_MAX / 2; /* memory_alloc() ends the process, with its log line */
     struct arena_block *block = memory_alloc(total);
     block->next = NULL;
     block->used = 0;
