@@ -239,38 +239,29 @@ static enum auth_answer check_anonymous(struct auth_loop *state, const struct au
     return AUTH_ALLOWED;
 }
 
-/* Who speaks through a configured mTLS client: its token's user where it brings a token, else the client
- * itself. A trusted one may name the tenant; anybody else's X-Tenant-Id is not looked at. */
-static enum status through_client(struct auth_loop *state, const struct auth_question *question,
-                                  const struct auth_client *client, const struct auth_identity **who,
-                                  struct error *error)
-{
-    struct auth_identity *made = &state->scratch;
-
-    if (*who)
-        *made = **who;
-    else
-        *made = (struct auth_identity){.tenant = client->tenant,
-                                       .subject = client->identity,
-                                       .scopes = client->scopes,
-                                       .expires_at_s = INT64_MAX};
-    *who = made;
-    made->may_override_tenant = client->trusted && state->rules->allow_tenant_header;
-    if (!made->may_override_tenant || question->tenant_header.len == 0)
-        return STATUS_OK;
-    if (!str_is_name(question->tenant_header))
-        return error_set_field(error, STATUS_TENANT_MISMATCH, "X-Tenant-Id",
-                               "X-Tenant-Id is not a tenant name");
-    made->tenant = question->tenant_header;
-    return STATUS_OK;
-}
-
 static enum auth_answer decide(struct auth_loop *state, const struct auth_question *question,
                                const struct auth_identity *who, const struct auth_client *client,
                                const struct auth_identity **identity, struct error *error)
 {
-    if (client && through_client(state, question, client, &who, error) != STATUS_OK)
-        return AUTH_DENIED;
+    /* Who speaks through a configured mTLS client: its token's user where it brings a token, else the client itself. A
+     * trusted one may name the tenant; anybody else's X-Tenant-Id is not looked at. */
+    if (client) {
+        state->scratch = who ? *who
+                             : (struct auth_identity){.tenant = client->tenant,
+                                                      .subject = client->identity,
+                                                      .scopes = client->scopes,
+                                                      .expires_at_s = INT64_MAX};
+        who = &state->scratch;
+        state->scratch.may_override_tenant = client->trusted && state->rules->allow_tenant_header;
+        if (state->scratch.may_override_tenant && question->tenant_header.len > 0) {
+            if (!str_is_name(question->tenant_header)) {
+                error_set_field(error, STATUS_TENANT_MISMATCH, "X-Tenant-Id",
+                                "X-Tenant-Id is not a tenant name");
+                return AUTH_DENIED;
+            }
+            state->scratch.tenant = question->tenant_header;
+        }
+    }
     if (who->tenant.len == 0)
         return forbid(error, STATUS_TENANT_MISMATCH, "the token names no tenant");
     if (question->path_tenant.ptr && !str_eq(question->path_tenant, who->tenant))

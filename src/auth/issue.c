@@ -216,7 +216,8 @@ static enum status ensure_files(const char *key_path, const char *jwks_path, str
 
 /* ---- the token ---- */
 
-static void put_claims(const struct auth_token_request *request, struct buf *out)
+static enum status write_token(const struct dev_key *key, const struct auth_token_request *request,
+                               struct buf *token, struct error *error)
 {
     int64_t now_s = clock_unix_us() / 1000000;
     struct str claim = request->tenant_claim.len > 0 ? request->tenant_claim : STR("tenant_id");
@@ -225,28 +226,10 @@ static void put_claims(const struct auth_token_request *request, struct buf *out
                                    {STR("aud"), request->audience},
                                    {claim, request->tenant},
                                    {STR("scope"), request->scopes}};
-    char id[UUID_TEXT_BYTES];
-    struct uuid uuid = uuid_random();
-
-    buf_put_char(out, '{');
-    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
-        if (texts[i][1].len == 0)
-            continue;
-        json_put_key(out, texts[i][0]);
-        json_put_string(out, texts[i][1]);
-    }
-    json_put_member_i64(out, "iat", now_s);
-    json_put_member_i64(out, "exp", now_s + request->ttl_s);
-    uuid_format(&uuid, id);
-    json_put_member_str(out, "jti", str_from(id));
-    buf_put_char(out, '}');
-}
-
-static enum status write_token(const struct dev_key *key, const struct auth_token_request *request,
-                               struct buf *token, struct error *error)
-{
     unsigned char signature[SIGNATURE_BYTES];
     size_t len = sizeof(signature);
+    struct uuid uuid = uuid_random();
+    char id[UUID_TEXT_BYTES];
     struct buf json = {0};
 
     buf_put_char(&json, '{');
@@ -258,7 +241,18 @@ static enum status write_token(const struct dev_key *key, const struct auth_toke
     auth_base64url_encode(buf_str(&json), token);
     buf_put_char(token, '.');
     buf_clear(&json);
-    put_claims(request, &json);
+    buf_put_char(&json, '{');
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        if (texts[i][1].len == 0)
+            continue;
+        json_put_key(&json, texts[i][0]);
+        json_put_string(&json, texts[i][1]);
+    }
+    json_put_member_i64(&json, "iat", now_s);
+    json_put_member_i64(&json, "exp", now_s + request->ttl_s);
+    uuid_format(&uuid, id);
+    json_put_member_str(&json, "jti", str_from(id));
+    buf_put_char(&json, '}');
     auth_base64url_encode(buf_str(&json), token);
     buf_deinit(&json);
 

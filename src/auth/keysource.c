@@ -98,27 +98,8 @@ static enum status read_url(const struct auth_keysource *source, struct buf *tex
     return status;
 }
 
-/* Makes `text` the document, if it is a key set. *changed: it differs from the last one. NOT_FOUND: it is the
- * document now, but holds no usable key. */
-static enum status take_document(struct auth_keysource *source, struct document *document, struct buf *text,
-                                 bool *changed, struct error *error)
-{
-    if (str_eq(buf_str(text), buf_str(&document->text)) && buf_len(text) > 0)
-        return STATUS_OK;
-    struct auth_keyset *trial = auth_keyset_create();
-    enum status status = auth_keyset_add_jwks(trial, buf_str(text), document->origin, error);
-    auth_keyset_unref(trial);
-    if (status != STATUS_OK && status != STATUS_NOT_FOUND)
-        return status;
-    pthread_mutex_lock(&source->mutex);
-    struct buf old = document->text;
-    document->text = *text;
-    pthread_mutex_unlock(&source->mutex);
-    *text = old;
-    *changed = true;
-    return status;
-}
-
+/* Reads the document anew. *changed: it differs from the last one. NOT_FOUND: it is the document now, but holds no usable
+ * key. What is not a key set changes nothing. */
 static enum status refresh(struct auth_keysource *source, struct document *document, bool *changed,
                            struct error *error)
 {
@@ -129,12 +110,23 @@ static enum status refresh(struct auth_keysource *source, struct document *docum
 
     if (status == STATUS_OK && is_file && same_file(&info, &source->file_seen))
         return STATUS_OK;
-    if (status == STATUS_OK)
-        status = take_document(source, document, &text, &is_new, error);
-    else
+    if (status != STATUS_OK) {
         error_context(error, "%s", document->origin);
+    } else if (buf_len(&text) == 0 || !str_eq(buf_str(&text), buf_str(&document->text))) {
+        struct auth_keyset *trial = auth_keyset_create();
+        status = auth_keyset_add_jwks(trial, buf_str(&text), document->origin, error);
+        auth_keyset_unref(trial);
+        is_new = status == STATUS_OK || status == STATUS_NOT_FOUND;
+    }
+    if (is_new) {
+        pthread_mutex_lock(&source->mutex);
+        struct buf old = document->text;
+        document->text = text;
+        pthread_mutex_unlock(&source->mutex);
+        text = old;
+        *changed = true;
+    }
     buf_deinit(&text);
-    *changed |= is_new;
     if (status == STATUS_OK) {
         if (is_file)
             source->file_seen = info; /* only then: a file caught half-written is read again */

@@ -6,7 +6,6 @@
 #include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
-#include <openssl/hmac.h>
 #include <openssl/params.h>
 #include <stdlib.h>
 
@@ -31,12 +30,6 @@ static bool digest_verify(EVP_PKEY *pkey, const EVP_MD *digest, struct str messa
 
     EVP_MD_CTX_free(context);
     return valid;
-}
-
-static bool verify_rs256(const struct auth_key *key, struct str message, struct str signature)
-{
-    return signature.len == (size_t)EVP_PKEY_get_size(key->pkey) &&
-           digest_verify(key->pkey, EVP_sha256(), message, bytes_of(signature), signature.len);
 }
 
 /* The order of P-256. A half of a signature outside [1, n-1] is never made by a signer; a library that let
@@ -82,33 +75,27 @@ static bool verify_es256(const struct auth_key *key, struct str message, struct 
     return digest_verify(key->pkey, EVP_sha256(), message, der, len);
 }
 
-static bool verify_eddsa(const struct auth_key *key, struct str message, struct str signature)
-{
-    return signature.len == ED25519_SIGNATURE_BYTES &&
-           digest_verify(key->pkey, NULL, message, bytes_of(signature), signature.len);
-}
-
-static bool verify_hs256(const struct auth_key *key, struct str message, struct str signature)
-{
-    unsigned char mac[SHA256_BYTES];
-    unsigned len = 0;
-
-    return signature.len == SHA256_BYTES &&
-           HMAC(EVP_sha256(), key->secret.ptr, (int)key->secret.len, bytes_of(message), message.len, mac,
-                &len) &&
-           len == SHA256_BYTES && CRYPTO_memcmp(mac, signature.ptr, SHA256_BYTES) == 0;
-}
-
 bool auth_signature_verify(const struct auth_key *key, struct str message, struct str signature)
 {
-    static bool (*const VERIFY[AUTH_ALGORITHMS])(const struct auth_key *, struct str, struct str) = {
-        [AUTH_RS256] = verify_rs256,
-        [AUTH_ES256] = verify_es256,
-        [AUTH_EDDSA] = verify_eddsa,
-        [AUTH_HS256] = verify_hs256,
-    };
-    bool valid = VERIFY[key->algorithm](key, message, signature);
+    unsigned char mac[SHA256_BYTES];
+    bool valid = false;
 
+    switch (key->algorithm) {
+    case AUTH_RS256:
+        valid = signature.len == (size_t)EVP_PKEY_get_size(key->pkey) &&
+                digest_verify(key->pkey, EVP_sha256(), message, bytes_of(signature), signature.len);
+        break;
+    case AUTH_ES256: valid = verify_es256(key, message, signature); break;
+    case AUTH_EDDSA:
+        valid = signature.len == ED25519_SIGNATURE_BYTES &&
+                digest_verify(key->pkey, NULL, message, bytes_of(signature), signature.len);
+        break;
+    case AUTH_HS256:
+        auth_hmac_sha256(key->secret, &message, 1, mac);
+        valid = signature.len == SHA256_BYTES && CRYPTO_memcmp(mac, signature.ptr, SHA256_BYTES) == 0;
+        break;
+    case AUTH_ALGORITHMS: break;
+    }
     ERR_clear_error();
     return valid;
 }
