@@ -193,6 +193,22 @@ static void the_nul_escape_is_found(void **state)
     assert_false(json_has_nul_escape(STR_NONE));
 }
 
+static void texts_are_strings_only(void **state)
+{
+    (void)state;
+    struct json_value object = parsed(STR("{\"a\":\"x\\ny\",\"empty\":\"\",\"n\":1}")), value;
+    struct arena arena;
+
+    arena_init(&arena, 256);
+    assert_true(str_eq(json_get_text(&object, STR("a"), &arena), STR("x\ny")));
+    assert_non_null(json_get_text(&object, STR("empty"), &arena).ptr);
+    assert_null(json_get_text(&object, STR("n"), &arena).ptr);
+    assert_null(json_get_text(&object, STR("missing"), &arena).ptr);
+    assert_true(json_get_string(&object, STR("empty"), &value));
+    assert_false(json_get_string(&object, STR("n"), &value));
+    arena_deinit(&arena);
+}
+
 static void integers_are_exact_or_refused(void **state)
 {
     (void)state;
@@ -275,6 +291,7 @@ int main(void)
         cmocka_unit_test(strings_mean_what_their_escapes_say),
         cmocka_unit_test(a_string_without_escapes_is_not_copied),
         cmocka_unit_test(the_nul_escape_is_found),
+        cmocka_unit_test(texts_are_strings_only),
         cmocka_unit_test(integers_are_exact_or_refused),
         cmocka_unit_test(doubles_are_finite),
         cmocka_unit_test(unvalidated_bytes_stay_in_bounds),
