@@ -82,9 +82,12 @@ static void reader_failed(struct redis_reader *reader, const struct error *error
     reader_rest_until(reader, reader->wait_until_ns);
 }
 
-/* The reply is an error. NOGROUP: Redis lost its data, or another pod took this one for dead. */
+/* The reply is an error, or not what was expected. NOGROUP: Redis lost its data, or another pod took this one for dead. */
 static void reader_refused(struct redis_reader *reader, const struct redis_reply *reply)
 {
+    struct str text = reply->kind == REDIS_ERROR        ? reply->text
+                      : reader->state == READER_READING ? STR("invalid reply to XINFO")
+                                                        : STR("invalid reply to XGROUP");
     struct error error;
 
     if (reader->state == READER_READING && redis_reply_is_error(reply, "NOGROUP")) {
@@ -93,7 +96,7 @@ static void reader_refused(struct redis_reader *reader, const struct redis_reply
         reader_move(reader, READER_JOINING);
         return;
     }
-    error_set(&error, STATUS_DB_ERROR, "%.*s", STR_ARG(str_utf8_cut(reply->text, 200)));
+    error_set(&error, STATUS_DB_ERROR, "%.*s", STR_ARG(str_utf8_cut(text, 200)));
     reader_failed(reader, &error);
 }
 
@@ -132,16 +135,10 @@ static void reader_joined(struct redis_reader *reader)
 {
     const struct redis_reply *created = redis_reply_at(reader->request.reply, 1);
     struct redis_stream_info info;
-    struct error error;
 
-    if (created->kind == REDIS_ERROR) {
-        reader_refused(reader, created);
-        return;
-    }
     if (created->kind != REDIS_TEXT ||
         !redis_stream_info_parse(redis_reply_at(reader->request.reply, 3), &info)) {
-        error_set(&error, STATUS_DB_ERROR, "invalid reply to XGROUP");
-        reader_failed(reader, &error);
+        reader_refused(reader, created);
         return;
     }
     backoff_reset(&reader->backoff);
@@ -163,8 +160,7 @@ static void reader_joined(struct redis_reader *reader)
         reader->done = info.last;
     }
     reader->is_ready_due = !reader->is_ready;
-    reader->is_ready = true;
-    reader->is_woken = true;
+    reader->is_ready = reader->is_woken = true;
     reader_move(reader, reader->has_gap ? READER_HOLDING : READER_IDLE);
     task_wake(reader->task);
 }
@@ -201,22 +197,6 @@ static void reader_read(struct redis_reader *reader, int64_t now_ns)
     }
     reader_move(reader, READER_READING);
     redis_cluster_send(&reader->redis->cluster, request);
-}
-
-/* Streams count how many entries were ever added and how many are there. More were removed than we have read: some were
- * missed. Ids go back only when data was lost. */
-static void reader_look_for_gap(struct redis_reader *reader, const struct redis_stream_info *info)
-{
-    bool went_back = redis_id_compare(info->last, reader->done) < 0;
-    int64_t removed = info->added - info->length;
-    bool was_trimmed = reader->read_count >= 0 && info->added >= 0 && removed > reader->read_count;
-
-    if (went_back)
-        reader->done = (struct redis_id){0};
-    if (went_back || was_trimmed) {
-        reader_note_gap(reader);
-        reader->read_count = went_back ? -1 : removed;
-    }
 }
 
 /* Entries that are settled and pending only because their acknowledgement was lost are not handled again. */
@@ -267,24 +247,29 @@ static void reader_have_read(struct redis_reader *reader)
     struct redis_stream_info info = {.added = -1};
     unsigned asked = reader->count_max;
     struct redis_entries entries;
-    struct error error = {0};
+    struct error error;
+    bool has_info = reader->read != READ_NEW && redis_stream_info_parse(redis_reply_at(reply, 1), &info);
 
-    if (read->kind == REDIS_ERROR) {
+    if (read->kind == REDIS_ERROR || has_info != (reader->read != READ_NEW)) {
         reader_refused(reader, read);
         return;
     }
-    if (reader->read != READ_NEW && !redis_stream_info_parse(redis_reply_at(reply, 1), &info))
-        error_set(&error, STATUS_IO, "invalid reply to XINFO");
-    else
-        error.status = redis_entries_parse(redis_reply_at(redis_reply_at(read, 0), 1), &reader->request.arena,
-                                           &entries, &error);
-    if (error.status != STATUS_OK) {
+    if (redis_entries_parse(redis_reply_at(redis_reply_at(read, 0), 1), &reader->request.arena, &entries,
+                            &error) != STATUS_OK) {
         reader_failed(reader, &error);
         return;
     }
     backoff_reset(&reader->backoff);
-    if (reader->read != READ_NEW)
-        reader_look_for_gap(reader, &info);
+    /* Streams count how many entries were ever added and how many are there. More were removed than we have read: some were
+     * missed. Ids go back only when data was lost. */
+    bool went_back = has_info && redis_id_compare(info.last, reader->done) < 0;
+    int64_t removed = info.added - info.length;
+    if (went_back || (reader->read_count >= 0 && info.added >= 0 && removed > reader->read_count)) {
+        if (went_back)
+            reader->done = (struct redis_id){0};
+        reader_note_gap(reader);
+        reader->read_count = went_back ? -1 : removed;
+    }
     reader_take_entries(reader, &entries);
     if (reader->read == READ_NEW_AND_INFO && reader->ack_count == 0)
         reader->read_count = info.added;
