@@ -105,17 +105,17 @@ void refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptance *con
     for (size_t i = 0; i < count; i++) {
         const struct refdata_update *update = updates[i]->update;
         struct str subject = updates[i]->subject;
-        refdata_columns_put(&columns, TENANTS, update->tenant);
-        refdata_columns_put(&columns, EVENTS, str_from(update->event_id));
-        refdata_columns_put(&columns, CODES, update->dict_code);
-        refdata_columns_put(&columns, HASHES, updates[i]->content_hash);
-        refdata_columns_put(&columns, REQUESTERS, subject.len ? subject : STR_NONE);
+        struct str row[COLUMNS] = {[TENANTS] = update->tenant,
+                                   [EVENTS] = str_from(update->event_id),
+                                   [CODES] = update->dict_code,
+                                   [HASHES] = updates[i]->content_hash,
+                                   [REQUESTERS] = subject.len ? subject : STR_NONE};
         if (refdata_update_is_chunk(update)) {
             char *hex = arena_alloc(arena, HASH128_HEX_BYTES);
             hash128_hex(update->content, hex);
-            refdata_columns_put(&columns, SNAPSHOTS, str_from(update->snapshot_id));
-            refdata_columns_put_i64(&columns, INDEXES, update->chunk_index);
-            refdata_columns_put(&columns, CHUNKS, str_from(hex));
+            row[SNAPSHOTS] = str_from(update->snapshot_id);
+            row[INDEXES] = REFDATA_I64(arena, update->chunk_index);
+            row[CHUNKS] = str_from(hex);
             has_chunks = true;
         }
         if (updates[i]->key.ptr) {
@@ -123,13 +123,13 @@ void refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptance *con
             char *hex = arena_alloc(arena, 2 * sizeof hash);
             auth_sha256(&updates[i]->body, 1, hash);
             hex_put(hex, hash, sizeof hash);
-            refdata_columns_put(&columns, SUBJECTS, subject.len ? subject : STR(""));
-            refdata_columns_put(&columns, KEYS, updates[i]->key);
-            refdata_columns_put(&columns, BODIES, str_of(hex, 2 * sizeof hash));
-            refdata_columns_put_i64(&columns, LOCKS, updates[i]->key_lock);
+            row[SUBJECTS] = subject.len ? subject : STR("");
+            row[KEYS] = updates[i]->key;
+            row[BODIES] = str_of(hex, 2 * sizeof hash);
+            row[LOCKS] = REFDATA_I64(arena, updates[i]->key_lock);
             has_keys = true;
         }
-        refdata_columns_next(&columns);
+        refdata_columns_add(&columns, row);
     }
     refdata_columns_bind_arrays(&columns, params + 1);
     for (unsigned i = SNAPSHOTS; i < COLUMNS; i++)

@@ -91,14 +91,11 @@ enum status refdata_commands_put(struct refdata_flow *flow, struct db_conn *conn
         refdata_columns_begin(&columns, COLUMNS, arena);
         for (size_t i = 0; i < count; i++) {
             const struct refdata_update *update = accepted[i].update;
-            refdata_columns_put(&columns, 0, update->tenant);
-            refdata_columns_put(&columns, 1, update->dict_code);
-            refdata_columns_put(&columns, 2, str_from(update->event_id));
-            refdata_columns_put(&columns, 3, buf_str(&payloads[i]));
-            refdata_columns_put(&columns, 4, accepted[i].waited ? STR("1") : STR_NONE);
-            refdata_columns_put(&columns, 5,
-                                accepted[i].traceparent.len ? accepted[i].traceparent : STR_NONE);
-            refdata_columns_next(&columns);
+            struct str traceparent = accepted[i].traceparent;
+            refdata_columns_add(&columns,
+                                REFDATA_ROW(update->tenant, update->dict_code, str_from(update->event_id),
+                                            buf_str(&payloads[i]), accepted[i].waited ? STR("1") : STR_NONE,
+                                            traceparent.len ? traceparent : STR_NONE));
         }
         refdata_columns_bind_arrays(&columns, params);
         status = db_exec(conn, &insert_sql, params, deadline_ns, NULL, error);

@@ -75,12 +75,8 @@ static void write_builtin_deltas(const struct refdata_write *changes, size_t cou
     for (size_t i = 0; i < merge.count; i++) {
         const struct refdata_merged *merged = &merge.at[i];
         struct refdata_columns *columns = merged->item->is_delete ? &deletes : &upserts;
-        refdata_columns_put(columns, 0, merged->change->tenant);
-        refdata_columns_put(columns, 1, merged->change->dictionary->code);
-        refdata_columns_put(columns, 2, merged->item->key);
-        if (!merged->item->is_delete)
-            refdata_columns_put(columns, 3, merged->item->payload);
-        refdata_columns_next(columns);
+        refdata_columns_add(columns, REFDATA_ROW(merged->change->tenant, merged->change->dictionary->code,
+                                                 merged->item->key, merged->item->payload));
     }
     refdata_columns_write(&upserts, &upsert_sql, writer);
     refdata_columns_write(&deletes, &delete_sql, writer);
@@ -96,11 +92,8 @@ static void write_builtin_snapshot(const struct refdata_write *change, struct re
                                  db_text(change->dictionary->code), [4] = db_null(DB_UUID),
                                  db_null(DB_BIGINT), DB_END};
     refdata_columns_begin(&columns, 2, writer->arena);
-    for (size_t i = 0; i < change->item_count; i++) {
-        refdata_columns_put(&columns, 0, change->items[i].key);
-        refdata_columns_put(&columns, 1, change->items[i].payload);
-        refdata_columns_next(&columns);
-    }
+    for (size_t i = 0; i < change->item_count; i++)
+        refdata_columns_add(&columns, REFDATA_ROW(change->items[i].key, change->items[i].payload));
     refdata_columns_bind_arrays(&columns, params + 2);
     refdata_writer_add(writer, &replace_sql, params);
     refdata_columns_free(&columns);

@@ -130,28 +130,18 @@ void refdata_columns_begin(struct refdata_columns *columns, unsigned count, stru
     buf_init(&columns->arrays);
 }
 
-void refdata_columns_put(struct refdata_columns *columns, unsigned column, struct str value)
+void refdata_columns_add(struct refdata_columns *columns, const struct str *row)
 {
+    size_t row_bytes = columns->count * sizeof *columns->cells;
     if (columns->rows == columns->capacity) {
-        size_t row_bytes = columns->count * sizeof *columns->cells;
         size_t capacity = columns->capacity ? 4 * columns->capacity : 1;
-        struct str *cells = arena_zalloc(columns->arena, capacity * row_bytes);
+        struct str *cells = arena_alloc(columns->arena, capacity * row_bytes);
         if (columns->rows)
             memcpy(cells, columns->cells, columns->rows * row_bytes);
         columns->cells = cells;
         columns->capacity = capacity;
     }
-    columns->cells[columns->rows * columns->count + column] = value;
-}
-
-void refdata_columns_put_i64(struct refdata_columns *columns, unsigned column, int64_t value)
-{
-    refdata_columns_put(columns, column, arena_printf(columns->arena, "%lld", (long long)value));
-}
-
-void refdata_columns_next(struct refdata_columns *columns)
-{
-    columns->rows++;
+    memcpy(&columns->cells[columns->rows++ * columns->count], row, row_bytes);
 }
 
 void refdata_columns_bind_arrays(struct refdata_columns *columns, struct db_param *params)

@@ -58,10 +58,10 @@ struct refdata_rows_sql {
     struct db_statement one;  /* … from (values ($1, $2)) as u (a, b) … */
 };
 void refdata_columns_begin(struct refdata_columns *columns, unsigned count, struct arena *arena);
-/* Of the row that refdata_columns_next() will end. The text is borrowed until the statement is sent; what is not put is NULL. */
-void refdata_columns_put(struct refdata_columns *columns, unsigned column, struct str value);
-void refdata_columns_put_i64(struct refdata_columns *columns, unsigned column, int64_t value);
-void refdata_columns_next(struct refdata_columns *columns);
+/* A value for each column; no ptr = NULL. The texts are borrowed until the statement is sent. */
+void refdata_columns_add(struct refdata_columns *columns, const struct str *row);
+#define REFDATA_ROW(...) ((const struct str[]){__VA_ARGS__})
+#define REFDATA_I64(arena, number) arena_printf(arena, "%lld", (long long)(number))
 /* Adds the statement, whose parameters are the columns, unless there are no rows; frees them. */
 void refdata_columns_write(struct refdata_columns *columns, const struct refdata_rows_sql *sql,
                            struct refdata_writer *writer);

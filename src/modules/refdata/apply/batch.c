@@ -180,19 +180,16 @@ static void add_events(struct batch *batch)
     struct refdata_columns columns;
     struct db_param params[REFDATA_COLUMNS_MAX + 1];
     refdata_columns_begin(&columns, has_unknown ? 7 : 3, batch->arena);
-    for (size_t i = 0; i < batch->count; i++, refdata_columns_next(&columns)) {
+    for (size_t i = 0; i < batch->count; i++) {
         const struct refdata_update *update = &batch->commands[i].update;
-        refdata_columns_put(&columns, 0, update->tenant);
-        refdata_columns_put(&columns, 1, str_from(update->event_id));
-        refdata_columns_put(&columns, 2, refdata_source_name(update->source));
-        if (!has_unknown)
-            continue;
-        refdata_columns_put(&columns, 3, batch->commands[i].is_dead_letter ? STR_NONE : update->dict_code);
-        refdata_columns_put(&columns, 4, refdata_acceptance_hash(update, batch->arena));
-        if (refdata_update_is_chunk(update))
-            refdata_columns_put(&columns, 5, str_from(update->snapshot_id));
-        refdata_columns_put(&columns, 6,
-                            arena_printf(batch->arena, "kafka:%s", batch->flow->buses.commands_topic));
+        struct str row[7] = {update->tenant, str_from(update->event_id), refdata_source_name(update->source)};
+        if (has_unknown) {
+            row[3] = batch->commands[i].is_dead_letter ? STR_NONE : update->dict_code;
+            row[4] = refdata_acceptance_hash(update, batch->arena);
+            row[5] = refdata_update_is_chunk(update) ? str_from(update->snapshot_id) : STR_NONE;
+            row[6] = arena_printf(batch->arena, "kafka:%s", batch->flow->buses.commands_topic);
+        }
+        refdata_columns_add(&columns, row);
     }
     const struct db_statement *statement =
         refdata_columns_bind(&columns, has_unknown ? &process_unknown_sql : &process_sql, params);
@@ -278,10 +275,9 @@ static enum status read_outcomes(struct batch *batch, struct error *error)
             continue;
         batch->commands[i].outcome.decision = REFDATA_PENDING;
         batch->commands[i].decided = false;
-        refdata_columns_put(&columns, 0, batch->commands[i].outcome.tenant);
-        refdata_columns_put(&columns, 1, batch->commands[i].outcome.event_id);
         places[columns.rows] = i;
-        refdata_columns_next(&columns);
+        refdata_columns_add(
+            &columns, REFDATA_ROW(batch->commands[i].outcome.tenant, batch->commands[i].outcome.event_id));
     }
     refdata_columns_bind_arrays(&columns, params);
     if (columns.rows)
@@ -304,10 +300,8 @@ static void add_pairs(struct batch *batch, bool ensures)
     struct refdata_columns columns;
     struct db_param params[REFDATA_COLUMNS_MAX + 1];
     refdata_columns_begin(&columns, 2, batch->arena);
-    for (size_t i = 0; i < batch->pair_count; i++, refdata_columns_next(&columns)) {
-        refdata_columns_put(&columns, 0, batch->pairs[i]->tenant);
-        refdata_columns_put(&columns, 1, batch->pairs[i]->code);
-    }
+    for (size_t i = 0; i < batch->pair_count; i++)
+        refdata_columns_add(&columns, REFDATA_ROW(batch->pairs[i]->tenant, batch->pairs[i]->code));
     for (size_t i = ensures ? 0 : 1; i < 3 && batch->pair_count; i++) {
         const struct db_statement *statement = refdata_columns_bind(&columns, sql[i], params);
         db_pipeline_add(batch->conn, statement, params);
@@ -325,12 +319,10 @@ static size_t add_chunks(struct batch *batch, size_t *places)
         const struct refdata_update *update = &batch->commands[i].update;
         if (!refdata_batch_is_chunk(batch, i))
             continue;
-        refdata_columns_put(&columns, 0, update->tenant);
-        refdata_columns_put(&columns, 1, update->dict_code);
-        refdata_columns_put(&columns, 2, str_from(update->snapshot_id));
-        refdata_columns_put_i64(&columns, 3, update->chunk_index);
         places[columns.rows] = i;
-        refdata_columns_next(&columns);
+        refdata_columns_add(&columns,
+                            REFDATA_ROW(update->tenant, update->dict_code, str_from(update->snapshot_id),
+                                        REFDATA_I64(batch->arena, update->chunk_index)));
     }
     refdata_columns_bind_arrays(&columns, params);
     if (columns.rows)

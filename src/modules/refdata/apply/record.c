@@ -58,14 +58,15 @@ static const struct refdata_rows_sql insert_sql = {
     DB_STATEMENT(INSERT("(values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))"))};
 
 /* A text[] as an element, as text: PostgreSQL has no arrays of arrays of different lengths. */
-static void put_keys(struct refdata_columns *columns, unsigned column, const struct entry *entry)
+static struct str keys_of(const struct entry *entry, struct arena *arena)
 {
     struct buf keys;
     buf_init(&keys);
     for (size_t i = 0; i < entry->item_count; i++)
         db_array_put(&keys, entry->items[i].key);
-    refdata_columns_put(columns, column, arena_str(columns->arena, db_array_str(&keys)));
+    struct str text = arena_str(arena, db_array_str(&keys));
     buf_deinit(&keys);
+    return text;
 }
 
 /* Of the commands that made a version: a row for the outbox, and one for hydration. */
@@ -80,22 +81,15 @@ static void write_published(struct batch *batch)
         bool is_delta = update->type == REFDATA_DELTA;
         if (!entry->published)
             continue;
-        refdata_columns_put(&outbox, 0, update->tenant);
-        refdata_columns_put(&outbox, 1, str_from(update->event_id));
-        refdata_columns_put(&outbox, 2, update->dict_code);
-        refdata_columns_put_i64(&outbox, 3, entry->version);
-        if (is_delta)
-            put_keys(&outbox, 4, entry);
-        refdata_columns_put(&outbox, 5, batch->commands[i].traceparent);
-        refdata_columns_put(&outbox, 6, entry->previous_event);
-        refdata_columns_next(&outbox);
+        refdata_columns_add(&outbox, REFDATA_ROW(update->tenant, str_from(update->event_id),
+                                                 update->dict_code, REFDATA_I64(batch->arena, entry->version),
+                                                 is_delta ? keys_of(entry, batch->arena) : STR_NONE,
+                                                 batch->commands[i].traceparent, entry->previous_event));
         if (!entry->pair->is_hydrated)
             continue;
-        refdata_columns_put(&changes, 0, update->tenant);
-        refdata_columns_put(&changes, 1, update->dict_code);
-        if (is_delta && entry->item_count <= CHANGE_KEYS_MAX)
-            put_keys(&changes, 2, entry);
-        refdata_columns_next(&changes);
+        bool names_keys = is_delta && entry->item_count <= CHANGE_KEYS_MAX;
+        refdata_columns_add(&changes, REFDATA_ROW(update->tenant, update->dict_code,
+                                                  names_keys ? keys_of(entry, batch->arena) : STR_NONE));
     }
     refdata_columns_write(&outbox, &outbox_sql, &batch->writer);
     refdata_columns_write(&changes, &changes_sql, &batch->writer);
@@ -113,20 +107,17 @@ static void write_statuses(struct batch *batch)
         bool is_failed = outcome->decision == REFDATA_FAILED;
         if (!batch->commands[i].decided)
             continue;
-        refdata_columns_put(&columns, 0, outcome->tenant);
-        refdata_columns_put(&columns, 1, outcome->event_id);
-        refdata_columns_put(&columns, 2, str_from(refdata_decision_name(outcome->decision)));
-        if (outcome->decision == REFDATA_COMMITTED)
-            refdata_columns_put_i64(&columns, 3, outcome->version);
-        refdata_columns_put(&columns, 4, is_failed ? str_from(status_code(outcome->failure)) : STR_NONE);
-        refdata_columns_put(&columns, 5, is_failed ? str_from(outcome->reason) : STR_NONE);
-        if (inserts) {
-            refdata_columns_put(&columns, 6, update->dict_code);
-            refdata_columns_put(&columns, 7, refdata_source_name(update->source));
-            refdata_columns_put(&columns, 8, refdata_acceptance_hash(update, batch->arena));
-            refdata_columns_put(&columns, 9, batch->commands[i].requested_by);
-        }
-        refdata_columns_next(&columns);
+        bool is_committed = outcome->decision == REFDATA_COMMITTED;
+        refdata_columns_add(&columns,
+                            REFDATA_ROW(outcome->tenant, outcome->event_id,
+                                        str_from(refdata_decision_name(outcome->decision)),
+                                        is_committed ? REFDATA_I64(batch->arena, outcome->version) : STR_NONE,
+                                        is_failed ? str_from(status_code(outcome->failure)) : STR_NONE,
+                                        is_failed ? str_from(outcome->reason) : STR_NONE,
+                                        /* of an insert: */
+                                        update->dict_code, refdata_source_name(update->source),
+                                        inserts ? refdata_acceptance_hash(update, batch->arena) : STR_NONE,
+                                        batch->commands[i].requested_by));
     }
     refdata_columns_write(&columns, inserts ? &insert_sql : &statuses_sql, &batch->writer);
 }
@@ -143,13 +134,11 @@ enum status refdata_batch_record(struct batch *batch, struct error *error)
         const struct pair *pair = batch->pairs[i];
         if (pair->version == pair->locked_version)
             continue;
-        refdata_columns_put(&versions, 0, pair->tenant);
-        refdata_columns_put(&versions, 1, pair->code);
-        refdata_columns_put_i64(&versions, 2, pair->version);
-        if (pair->revision.given)
-            refdata_columns_put_i64(&versions, 3, pair->revision.value);
-        refdata_columns_put(&versions, 4, pair->event);
-        refdata_columns_next(&versions);
+        refdata_columns_add(
+            &versions,
+            REFDATA_ROW(pair->tenant, pair->code, REFDATA_I64(batch->arena, pair->version),
+                        pair->revision.given ? REFDATA_I64(batch->arena, pair->revision.value) : STR_NONE,
+                        pair->event));
     }
     refdata_columns_write(&versions, &versions_sql, &batch->writer);
     /* What was allowed to take long has its own deadline. */

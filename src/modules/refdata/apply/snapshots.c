@@ -96,11 +96,9 @@ static void bind_items(struct refdata_columns *columns, const struct refdata_ite
                        struct arena *arena, struct db_param *params)
 {
     refdata_columns_begin(columns, 2, arena);
-    for (size_t i = 0; i < count; i++) {
-        refdata_columns_put(columns, 0, items[i].key);
-        refdata_columns_put(columns, 1, items[i].is_delete ? STR_NONE : items[i].payload);
-        refdata_columns_next(columns);
-    }
+    for (size_t i = 0; i < count; i++)
+        refdata_columns_add(columns,
+                            REFDATA_ROW(items[i].key, items[i].is_delete ? STR_NONE : items[i].payload));
     refdata_columns_bind_arrays(columns, params);
 }
 
