@@ -1,9 +1,12 @@
-"""C7: what a process without work holds of PostgreSQL: three processes with all roles fit into its default of 100
-connections with room to spare."""
+"""C7: what a process without work holds. Three processes with all roles fit into PostgreSQL's default of 100 connections with room
+to spare."""
+import os
+
 from lib.refdata import own_refdata_db, refdata_db  # noqa: F401
 from lib.wait import eventually
 
 IDLE_CONNECTIONS = 8
+IDLE_THREADS = 24
 
 
 def backends(database):
@@ -22,4 +25,11 @@ def test_an_idle_process_with_all_roles_holds_at_most_eight_connections(serve, r
     eventually(lambda: listeners(refdata_db))
     eventually(lambda: len(backends(refdata_db)) <= IDLE_CONNECTIONS)
     assert len(listeners(refdata_db)) == 1
+    assert server.is_ready()
+
+
+def test_an_idle_process_with_all_roles_has_few_threads(serve, refdata_db):
+    """Workers start when jobs need them and end when they have been idle for some seconds."""
+    server = serve(refdata_db)
+    eventually(lambda: len(os.listdir(f"/proc/{server.process.pid}/task")) <= IDLE_THREADS)
     assert server.is_ready()
