@@ -115,20 +115,6 @@ void hydration_recent_add(struct hydration_lookup *lookup)
         (struct hydration_recent){correlation, lookup->node.hash, RECENT_ASKED};
 }
 
-/* What an answer of a module outside leaves open, its question decides: the extent, and the caller. */
-static void complete_event(struct hydration_event *event, const struct hydration_lookup *asked,
-                           struct arena *arena)
-{
-    if (event->is_private && !event->subject.len)
-        event->subject =
-            arena_str(arena, str_eq(event->correlation_id, str_from(asked->question.correlation_id))
-                                 ? str_from(asked->question.subject)
-                                 : asked->job.need.subject);
-    if (!event->has_cover)
-        event->cover = hydration_cover_copy(&asked->need.cover, arena);
-    event->has_cover = true;
-}
-
 /* Answers to any process's question are kept, changes only of entities that are known here. `recent`: the question of this shard that
  * it answers; NULL: another's, or not a recent one. */
 static void deliver_valid(struct hydration_shard *shard, uint64_t hash, struct hydration_event *event,
@@ -139,8 +125,16 @@ static void deliver_valid(struct hydration_shard *shard, uint64_t hash, struct h
 
     while (asked && !hydration_lookup_is_own(asked, event->correlation_id))
         asked = next_lookup(asked, event);
-    if (asked)
-        complete_event(event, asked, arena);
+    /* What an answer of a module outside leaves open, its question decides: the extent, and the caller. */
+    if (asked && event->is_private && !event->subject.len)
+        event->subject =
+            arena_str(arena, str_eq(event->correlation_id, str_from(asked->question.correlation_id))
+                                 ? str_from(asked->question.subject)
+                                 : asked->job.need.subject);
+    if (asked && !event->has_cover) {
+        event->cover = hydration_cover_copy(&asked->need.cover, arena);
+        event->has_cover = true;
+    }
     const struct hydration_cover *cover = event->has_cover ? &event->cover : NULL;
     int64_t ttl_ms = event->kind == HYDRATION_EVENT_UPDATED ? settings->copy_ttl_ms
                      : first                                ? first->policy.negative_cache_ttl_ms

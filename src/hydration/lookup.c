@@ -266,22 +266,6 @@ static void take_finding(struct hydration_lookup *lookup)
     find_at(lookup, ns_from_now(lookup, window_ms));
 }
 
-static void take_result(struct hydration_lookup *lookup)
-{
-    struct hydration_lookup_job *job = &lookup->job;
-
-    if (job->kind == LOOKUP_RETRY) {
-        if (job->granted && !job->is_answered && ++lookup->question.retries < lookup->policy.max_retries)
-            lookup->retry_at_ns = ns_from_now(lookup, lookup->policy.retry_backoff_ms);
-    } else if (job->status == STATUS_OK) {
-        take_finding(lookup);
-    } else if (job->kind == LOOKUP_FIND) {
-        hydration_waiters_fail(lookup);
-        if (!TAILQ_EMPTY(&lookup->waiters)) /* those in the background go on */
-            find_at(lookup, ns_from_now(lookup, lookup->policy.in_flight_window_ms));
-    }
-}
-
 static void start_jobs(struct loop_tick *tick);
 
 static void on_job_done(struct worker_job *worker)
@@ -299,8 +283,18 @@ static void on_job_done(struct worker_job *worker)
                  LOG_STR("entity_id", lookup->need.entity_id),
                  LOG_CSTR("requester_module", lookup->policy.module),
                  LOG_CSTR("correlation_id", job->correlation_id), LOG_ERROR_FIELDS(&job->error));
-    if (!shard->stopping)
-        take_result(lookup); /* RUNNING still, so that no callback ends it */
+    /* The result, RUNNING still, so that no callback ends it. */
+    bool goes_on = !shard->stopping;
+    if (goes_on && job->kind == LOOKUP_RETRY) {
+        if (job->granted && !job->is_answered && ++lookup->question.retries < lookup->policy.max_retries)
+            lookup->retry_at_ns = ns_from_now(lookup, lookup->policy.retry_backoff_ms);
+    } else if (goes_on && job->status == STATUS_OK) {
+        take_finding(lookup);
+    } else if (goes_on && job->kind == LOOKUP_FIND) {
+        hydration_waiters_fail(lookup);
+        if (!TAILQ_EMPTY(&lookup->waiters)) /* those in the background go on */
+            find_at(lookup, ns_from_now(lookup, lookup->policy.in_flight_window_ms));
+    }
     move_lookup(lookup, LOOKUP_WAITING);
     if (!TAILQ_EMPTY(&lookup->waiters) && lookup->find_at_ns == CLOCK_NEVER)
         hydration_lookup_again(lookup); /* for waiters that joined in a callback */

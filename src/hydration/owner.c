@@ -1,5 +1,5 @@
 /* Owners (H6): a question is looked up by the owner of its type and answered with as much as was asked for; a change is published
- * with the whole entity. Events are made in two functions, make_answer() and make_change(), which apply visibility:
+ * with the whole entity. Events are made in two functions, make_answer() and publish_change(), which apply visibility:
  *
  * a private entity is answered to the caller that asked, by name, and its change is published for its only caller where the owner
  * can name one; else the change has no data, and consumers drop their copies. A question without a caller sees nothing private. */
@@ -187,23 +187,10 @@ void hydration_owner_answer(struct hydration_owner_slot *slot)
 
 /* ---- changes ---- */
 
-static void make_change(struct look *look)
-{
-    static const struct hydration_cover existence = {.mode = HYDRATION_EXISTENCE};
-    const struct hydration_entity *entity = &look->entity;
-
-    if (entity->found == HYDRATION_IS_NOT) { /* for every caller */
-        look->event.kind = HYDRATION_EVENT_NOT_FOUND;
-        return;
-    }
-    look->event.is_private = entity->is_private || entity->found == HYDRATION_IS_HIDDEN;
-    look->event.subject = look->event.is_private ? entity->only_subject : STR_NONE;
-    put_data(look, look->event.is_private && !entity->only_subject.len ? &existence : &look->need.cover);
-}
-
 static enum status publish_change(struct hydration_owner_slot *slot, struct hydration_ref ref,
                                   int64_t deadline_ns, struct error *error)
 {
+    static const struct hydration_cover existence = {.mode = HYDRATION_EXISTENCE};
     struct look look = {.need = {.tenant = ref.tenant,
                                  .entity_type = str_from(slot->row.entity_type),
                                  .entity_id = ref.entity_id,
@@ -212,7 +199,14 @@ static enum status publish_change(struct hydration_owner_slot *slot, struct hydr
         return error_set(error, STATUS_UNAVAILABLE, "the bus of events is not open yet");
     enum status status = look_open(&look, &slot->row, deadline_ns, error);
     if (status == STATUS_OK) {
-        make_change(&look);
+        const struct hydration_entity *entity = &look.entity;
+        if (entity->found == HYDRATION_IS_NOT) { /* for every caller */
+            look.event.kind = HYDRATION_EVENT_NOT_FOUND;
+        } else {
+            look.event.is_private = entity->is_private || entity->found == HYDRATION_IS_HIDDEN;
+            look.event.subject = look.event.is_private ? entity->only_subject : STR_NONE;
+            put_data(&look, look.event.is_private && !look.event.subject.len ? &existence : &look.need.cover);
+        }
         FAILPOINT("hydration.before_change");
         status = hydration_wire_send(slot->hydration, &look.event, 1, deadline_ns, error);
     }

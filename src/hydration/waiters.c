@@ -319,15 +319,24 @@ static void wait_in_background(struct hydration_lookup *lookup, const struct hyd
     start_waiting(&background->waiter, caller->subject);
 }
 
-/* With a stale copy, if there is one: the memory's, else the ledger's. */
-static void time_out(struct hydration_waiter *waiter)
+/* First the last read, then the timeout: with a stale copy, if there is one, the memory's or else the ledger's. */
+static void on_waiter_due(struct loop_timer *timer)
 {
+    struct hydration_waiter *waiter = CONTAINER_OF(timer, struct hydration_waiter, timer);
+    struct hydration_shard *shard = waiter->shard;
     struct hydration_lookup *lookup = waiter->lookup;
-    struct hydration_need need = lookup->need;
+    int64_t now_ns = loop_now_ns(shard->loop);
 
+    if (waiter->state != HYDRATION_WAITER_LAST_READ) {
+        waiter->state = HYDRATION_WAITER_LAST_READ;
+        loop_timer_start(shard->loop, &waiter->timer, waiter->deadline_ns, on_waiter_due);
+        if (now_ns - lookup->job_ns >= 2 * last_read_ns(waiter))
+            hydration_lookup_start(lookup, LOOKUP_LAST_READ);
+        return;
+    }
+    struct hydration_need need = lookup->need;
     need.subject = waiter->subject;
-    struct hydration_outcome outcome =
-        hydration_memory_find(&waiter->shard->memory, &need, loop_now_ns(waiter->shard->loop)).outcome;
+    struct hydration_outcome outcome = hydration_memory_find(&shard->memory, &need, now_ns).outcome;
     if (!outcome.data.len && lookup->stale.block &&
         (!lookup->stale.subject.len || str_eq(lookup->stale.subject, waiter->subject)))
         outcome = lookup->stale.outcome;
@@ -339,20 +348,5 @@ static void time_out(struct hydration_waiter *waiter)
                            lookup->question.subject && !waiter->has_joined ? HYDRATION_BY_ASKING
                                                                            : HYDRATION_BY_JOINING);
     hydration_lookup_settle(lookup);
-    hydration_waiters_call(waiter->shard);
-}
-
-static void on_waiter_due(struct loop_timer *timer)
-{
-    struct hydration_waiter *waiter = CONTAINER_OF(timer, struct hydration_waiter, timer);
-    struct loop *loop = waiter->shard->loop;
-
-    if (waiter->state == HYDRATION_WAITER_LAST_READ) {
-        time_out(waiter);
-        return;
-    }
-    waiter->state = HYDRATION_WAITER_LAST_READ;
-    loop_timer_start(loop, &waiter->timer, waiter->deadline_ns, on_waiter_due);
-    if (loop_now_ns(loop) - waiter->lookup->job_ns >= 2 * last_read_ns(waiter))
-        hydration_lookup_start(waiter->lookup, LOOKUP_LAST_READ);
+    hydration_waiters_call(shard);
 }

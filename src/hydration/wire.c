@@ -80,21 +80,16 @@ static struct bus_message message_of(const struct bus_nats_plain *plain)
                                 .poison = plain->poison};
 }
 
-static enum hydration_kind kind_of(struct str topic)
-{
-    enum hydration_kind kind = HYDRATION_EVENT_UNKNOWN;
-    while (kind < HYDRATION_EVENT_NOT_FOUND && !str_eq(topic, str_from(hydration_topics[kind])))
-        kind++;
-    return kind;
-}
-
 static enum status read_message(const struct bus_message *message, struct arena *arena,
                                 struct hydration_event *event, struct error *error)
 {
+    enum hydration_kind kind = HYDRATION_EVENT_UNKNOWN;
     if (message->poison)
         return error_set(error, STATUS_BAD_REQUEST, "%s", message->poison);
-    return hydration_event_read(kind_of(message->topic), message->payload, message->headers,
-                                message->header_count, arena, event, error);
+    while (kind < HYDRATION_EVENT_NOT_FOUND && !str_eq(message->topic, str_from(hydration_topics[kind])))
+        kind++;
+    return hydration_event_read(kind, message->payload, message->headers, message->header_count, arena, event,
+                                error);
 }
 
 static void count_invalid(struct hydration *hydration, struct str topic, const struct error *error)
