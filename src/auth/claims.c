@@ -74,14 +74,6 @@ static enum auth_reason check_audience(const struct json_value *root, const stru
 
 /* ---- who ---- */
 
-static bool is_subject(struct str text)
-{
-    for (size_t i = 0; i < text.len; i++)
-        if ((unsigned char)text.ptr[i] < 0x20 || text.ptr[i] == 0x7F)
-            return false;
-    return text.len > 0 && text.len <= AUTH_SUBJECT_BYTES_MAX;
-}
-
 /* RFC 6749's scope-token: printable ASCII without space, quote and backslash. */
 static bool is_scope(struct str text)
 {
@@ -149,8 +141,12 @@ enum auth_reason auth_claims_check(struct str payload, const struct auth_checks 
         return reason;
 
     claims->subject = json_get_text(&root, STR("sub"), arena);
-    if (json_get(&root, STR("sub"), &value) && !is_subject(claims->subject))
+    if (json_get(&root, STR("sub"), &value) &&
+        (claims->subject.len == 0 || claims->subject.len > AUTH_SUBJECT_BYTES_MAX))
         return AUTH_REASON_CLAIMS;
+    for (size_t i = 0; i < claims->subject.len; i++)
+        if ((unsigned char)claims->subject.ptr[i] < 0x20 || claims->subject.ptr[i] == 0x7F)
+            return AUTH_REASON_CLAIMS;
     char *scopes = arena_alloc(arena, root.raw.len);
     size_t len = 0;
     for (size_t i = 0; i < sizeof(SCOPES) / sizeof(SCOPES[0]); i++)
