@@ -149,7 +149,6 @@ void auth_verifications_settle(struct auth_loop *state,
 
 /* ---- verification.c: metrics ---- */
 void auth_metrics_register(void);
-void auth_metrics_token(enum auth_reason reason, double seconds);
 void auth_metrics_refresh(const char *result);
 void auth_metrics_keys(size_t count);
 

@@ -60,12 +60,6 @@ void auth_metrics_register(void)
     keys_series = metric_series_get(&keys, NULL);
 }
 
-void auth_metrics_token(enum auth_reason reason, double seconds)
-{
-    metric_add(token_series[reason], 1);
-    metric_observe(verify_series, seconds);
-}
-
 void auth_metrics_refresh(const char *result)
 {
     struct str label = str_from(result);
@@ -129,7 +123,8 @@ static void run(struct worker_job *job)
     if (auth_bearer_token(authorization_of(v), &token))
         v->reason = auth_token_verify(token, &v->rules->checks, v->keys, v->state->auth->now_us(), &v->arena,
                                       &v->claims);
-    auth_metrics_token(v->reason, (double)(clock_mono_ns() - begin_ns) / 1e9);
+    metric_add(token_series[v->reason], 1);
+    metric_observe(verify_series, (double)(clock_mono_ns() - begin_ns) / 1e9);
 }
 
 /* ---- back on the loop ---- */
