@@ -369,49 +369,30 @@ static void put_search_path(struct buf *out, struct str schemas)
     }
 }
 
-/* In `options` a space separates and a backslash escapes. */
-static void put_option(struct buf *out, const char *name, struct str value)
-{
-    buf_printf(out, "%s-c %s=", buf_len(out) > 0 ? " " : "", name);
-    for (size_t i = 0; i < value.len; i++) {
-        if (value.ptr[i] == ' ' || value.ptr[i] == '\\')
-            buf_put_char(out, '\\');
-        buf_put_char(out, value.ptr[i]);
-    }
-}
-
 /* Settings every session of ours starts with: they travel in the startup packet and cost no round trip. */
 static void set_options(struct db_parsed *parsed)
 {
-    static const char *const always[][2] = {
-        {"timezone", "UTC"},
-        {"datestyle", "ISO"},
-        {"standard_conforming_strings", "on"},
-        /* A process that is frozen between two statements gives its locks back, as one that died does. */
-        {"idle_in_transaction_session_timeout", "30000"},
-    };
-    static const char *const fixed[][2] = {
-        {"plan_cache_mode", "force_generic_plan"},
-        {"enable_seqscan", "off"},
-        {"enable_hashjoin", "off"},
-        {"enable_mergejoin", "off"},
-        {"jit", "off"}, /* or the price of a way that is shut would set it off */
-    };
     struct buf options, path;
-    char ms[24];
 
     buf_init(&options);
     buf_init(&path);
-    for (size_t i = 0; i < sizeof always / sizeof always[0]; i++)
-        put_option(&options, always[i][0], str_from(always[i][1]));
-    snprintf(ms, sizeof ms, "%lld", (long long)parsed->statement_timeout_ms);
+    /* A process that is frozen between two statements gives its locks back, as one that died does. */
+    buf_printf(&options, "-c timezone=UTC -c datestyle=ISO -c standard_conforming_strings=on"
+                         " -c idle_in_transaction_session_timeout=30000");
     if (parsed->statement_timeout_ms > 0)
-        put_option(&options, "statement_timeout", str_from(ms));
-    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0] && parsed->fixed_plans; i++)
-        put_option(&options, fixed[i][0], str_from(fixed[i][1]));
+        buf_printf(&options, " -c statement_timeout=%lld", (long long)parsed->statement_timeout_ms);
+    if (parsed->fixed_plans) /* without jit, or the price of a way that is shut would set it off */
+        buf_printf(&options, " -c plan_cache_mode=force_generic_plan -c enable_seqscan=off"
+                             " -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off");
     put_search_path(&path, str_from(parsed->schema));
     if (buf_len(&path) > 0)
-        put_option(&options, "search_path", buf_str(&path));
+        buf_put_str(&options, STR(" -c search_path="));
+    for (size_t i = 0; i < buf_len(&path); i++) { /* here a space separates and a backslash escapes */
+        char c = buf_str(&path).ptr[i];
+        if (c == ' ' || c == '\\')
+            buf_put_char(&options, '\\');
+        buf_put_char(&options, c);
+    }
     set_keyword(parsed, "options", buf_str(&options));
     buf_deinit(&path);
     buf_deinit(&options);
@@ -420,6 +401,7 @@ static void set_options(struct db_parsed *parsed)
 static void set_defaults(struct db_parsed *parsed)
 {
     static const char *const defaults[][2] = {
+        {"client_encoding", "UTF8"},
         {"application_name", "freshet"},
         {"gssencmode", "disable"}, /* its negotiation blocks and is wanted by few */
         {"keepalives", "1"},       /* a peer that vanished is noticed within a minute … */
@@ -432,7 +414,6 @@ static void set_defaults(struct db_parsed *parsed)
     };
     size_t count = sizeof defaults / sizeof defaults[0] - (parsed->host_count <= 1);
 
-    set_keyword(parsed, "client_encoding", STR("UTF8"));
     for (size_t i = 0; i < count; i++)
         if (!db_keyword_get(parsed, defaults[i][0]))
             set_keyword(parsed, defaults[i][0], str_from(defaults[i][1]));

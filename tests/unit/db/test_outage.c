@@ -132,7 +132,6 @@ static void test_a_connection_of_another_pool_instead_of_the_probe(void **state)
     (void)state;
     enum { BUSY = 4 };
     struct db_target target = pg_fixture_target();
-    struct db_server *servers = NULL;
     struct db_pool *busy_pool, *pool;
     struct db_conn *busy[BUSY], *conn, *second;
     struct error error = {0};
@@ -140,9 +139,11 @@ static void test_a_connection_of_another_pool_instead_of_the_probe(void **state)
     target.connections_max = BUSY;
     target.connect_timeout_ms = 300;
     target.backoff_min_ms = target.backoff_max_ms = 1;
-    target.server = db_server_find(&servers, &target);
-    assert_ok(db_pool_create(&target, &busy_pool, NULL));
     for (int tries = 0; tries < 20 && !is_anothers; tries++) {
+        struct db_server *servers =
+            NULL; /* each try anew, so that no idle connection is left of the last one */
+        target.server = db_server_find(&servers, &target);
+        assert_ok(db_pool_create(&target, &busy_pool, NULL));
         assert_ok(db_pool_create(&target, &pool, NULL));
         for (int i = 0; i < BUSY; i++)
             busy[i] = acquire_working(busy_pool);
@@ -165,10 +166,10 @@ static void test_a_connection_of_another_pool_instead_of_the_probe(void **state)
             if (i != 1)
                 db_release(busy[i]);
         db_pool_destroy(pool);
+        db_pool_destroy(busy_pool);
+        db_servers_destroy(servers);
     }
     assert_true(is_anothers);
-    db_pool_destroy(busy_pool);
-    db_servers_destroy(servers);
 }
 
 /* By name: looking at descriptors that other threads open would be a race of the test. */
