@@ -179,6 +179,20 @@ static void http_dates_are_imf_fixdate(void **state)
     assert_string_equal(out, "Tue, 29 Feb 2000 00:00:00 GMT");
 }
 
+static void a_wait_for_a_condition_ends_at_its_deadline(void **state)
+{
+    (void)state;
+    pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t cond = PTHREAD_COND_INITIALIZER;
+    int64_t deadline_ns = clock_deadline_ms(20);
+
+    pthread_mutex_lock(&mutex);
+    while (clock_cond_wait(&cond, &mutex, deadline_ns)) /* it may wake for nothing */
+        assert_true(clock_mono_ns() < deadline_ns);
+    pthread_mutex_unlock(&mutex);
+    assert_true(clock_mono_ns() >= deadline_ns);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -189,6 +203,7 @@ int main(void)
         cmocka_unit_test(refuses_everything_else),
         cmocka_unit_test(agrees_with_the_c_library_on_every_day),
         cmocka_unit_test(http_dates_are_imf_fixdate),
+        cmocka_unit_test(a_wait_for_a_condition_ends_at_its_deadline),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
