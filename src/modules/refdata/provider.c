@@ -105,8 +105,9 @@ static bool on_row(void *context, const struct db_result *row)
     if (db_result_is_null(row, 0, sink->key_column)) {
         sink->status = error_set_field(sink->error, STATUS_DB_ERROR, "k", "the key is null");
     } else {
-        struct str payload =
-            db_result_is_null(row, 0, sink->value_column) ? STR("null") : db_result_str(row, 0, sink->value_column);
+        struct str payload = db_result_is_null(row, 0, sink->value_column)
+                                 ? STR("null")
+                                 : db_result_str(row, 0, sink->value_column);
         sink->status =
             cache_builder_put(sink->builder, db_result_str(row, 0, sink->key_column), payload, sink->error);
     }
