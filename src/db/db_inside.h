@@ -167,8 +167,8 @@ struct db_conn *db_shelf_take(struct db_shelf *shelf); /* the last one put there
 /* Without one there: the right to open one (NULL), to be followed by db_shelf_opened(), unless another user gives one back
  * meanwhile. May wait until then. */
 struct db_conn *db_shelf_open(struct db_shelf *shelf, int64_t deadline_ns);
-void db_shelf_opened(struct db_shelf *shelf,
-                     bool is_open); /* is_open: db_shelf_closed() follows when it is closed */
+/* is_open: db_shelf_closed() follows when it is closed. */
+void db_shelf_opened(struct db_shelf *shelf, bool is_open);
 void db_shelf_closed(struct db_shelf *shelf);
 void db_shelf_lend(struct db_shelf *shelf, struct db_conn *conn); /* the caller has it from now on */
 void db_shelf_put(struct db_shelf *shelf, struct db_conn *conn);

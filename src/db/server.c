@@ -17,7 +17,8 @@ enum {
     SPARE_IDLE_MS = 10000, /* … and the others for this long */
     OPENED_AT_ONCE = 4,    /* of a shelf that pools share: past these, opening another one … */
     RETURN_MS = 10,        /* … waits this long for one in use … */
-    OPENING_MAX = 2,       /* … and until fewer than these are being opened: a start does not open dozens */
+    OPENING_MAX = 2,  /* … and while these are being opened, so that a start does not open dozens, … */
+    OPENING_MS = 200, /* … this long: an unreachable server is noticed by every pool */
 };
 
 struct db_shelf {
@@ -177,12 +178,14 @@ struct db_conn *db_shelf_take(struct db_shelf *shelf)
 
 struct db_conn *db_shelf_open(struct db_shelf *shelf, int64_t deadline_ns)
 {
-    int64_t return_ns = clock_deadline_ms(RETURN_MS);
+    int64_t begun_ns = clock_mono_ns();
 
     pthread_mutex_lock(&shelf->lock);
     struct db_conn *conn = pop(shelf);
     while (!conn && shelf->server && shelf->opened >= OPENED_AT_ONCE) {
-        int64_t until_ns = shelf->opening < OPENING_MAX && return_ns < deadline_ns ? return_ns : deadline_ns;
+        int64_t wait_ms = shelf->opening < OPENING_MAX ? RETURN_MS : OPENING_MS;
+        int64_t until_ns = begun_ns + wait_ms * CLOCK_NS_PER_MS;
+        until_ns = until_ns < deadline_ns ? until_ns : deadline_ns;
         if (clock_mono_ns() >= until_ns)
             break;
         clock_cond_wait(&shelf->returned, &shelf->lock, until_ns);
