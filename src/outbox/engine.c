@@ -8,6 +8,7 @@
  * covers lost notices, and when a backoff ends. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/backoff.h"
@@ -24,6 +25,8 @@ enum {
     RETRY_MIN_MS = 50, /* after a failed exchange; doubles up to RETRY_MAX_MS */
     RETRY_MAX_MS = 2000,
     RELEASED_WAIT_MS = 100,
+    OLDER_TRIES = 10, /* to get a connection that is older than the batch, */
+    OLDER_WAIT_MS = 10,
     OUTAGE_PAUSE_MS_MIN = 50,
     UPKEEP_INTERVAL_MS = 5000,
     UPKEEP_MS = 10000,
@@ -64,14 +67,25 @@ struct outbox {
 /* ---- the step ---- */
 
 /* A connection opened after the batch was published does not know whether the server crashed in between and lost relaxed
- * messages: then the events are released, and published again. */
+ * messages. An older one that is in use comes back soon, and vouches for the newer ones; else the server may have crashed: the
+ * events are released, and published again. */
 static enum status outbox_exchange(struct outbox *outbox, bool claims, int64_t deadline_ns,
                                    struct error *error)
 {
     struct outbox_claim *claim = &outbox->claim;
     struct db_conn *conn = NULL;
-    enum status status = db_acquire(outbox->pool, deadline_ns, &conn, error);
-    if (status == STATUS_OK && claim->is_relaxed && db_conn_opened_ns(conn) > claim->published_ns)
+    bool is_doubtful = false;
+    enum status status = STATUS_OK;
+    for (int tries = 0; tries < OLDER_TRIES; tries++) {
+        status = db_acquire(outbox->pool, deadline_ns, &conn, error);
+        is_doubtful =
+            status == STATUS_OK && claim->is_relaxed && db_conn_opened_ns(conn) > claim->published_ns;
+        if (!is_doubtful || tries == OLDER_TRIES - 1)
+            break;
+        db_release(conn);
+        nanosleep(&(struct timespec){.tv_nsec = OLDER_WAIT_MS * CLOCK_NS_PER_MS}, NULL);
+    }
+    if (is_doubtful)
         outbox_results_release(claim);
     if (status == STATUS_OK)
         status = outbox_claim_exchange(claim, conn, claims, deadline_ns, error);
