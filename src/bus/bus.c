@@ -16,23 +16,20 @@
 /* ---- metrics ---- */
 
 enum { PUBLISHED, CONSUMED, LAG, BATCH_SECONDS, DEAD_LETTERS, FAMILIES };
-#define BY_GROUP         \
-    {                    \
-        "topic", "group" \
-    }
 static struct metric_family families[FAMILIES] = {
     [PUBLISHED] = {"bus_published_total", "Messages published, dead letters included.", METRIC_COUNTER,
                    .labels[0] = "topic"},
     [CONSUMED] = {"bus_consumed_total",
                   "Messages by the verdict that was committed; a retried message counts each time.",
-                  METRIC_COUNTER, BY_GROUP, .labels[2] = "verdict"},
+                  METRIC_COUNTER, .labels = {"topic", "group", "verdict"}},
     [LAG] = {"bus_lag",
              "Messages published and not yet handled by the group, or by this process where every process"
              " handles all.",
-             METRIC_GAUGE, BY_GROUP},
-    [BATCH_SECONDS] = {"bus_batch_seconds", "Time of a handler for a batch.", METRIC_HISTOGRAM, BY_GROUP},
+             METRIC_GAUGE, .labels = {"topic", "group"}},
+    [BATCH_SECONDS] = {"bus_batch_seconds", "Time of a handler for a batch.", METRIC_HISTOGRAM,
+                       .labels = {"topic", "group"}},
     [DEAD_LETTERS] = {"bus_dead_letters_total", "Messages moved to the dead-letter topic.", METRIC_COUNTER,
-                      BY_GROUP},
+                      .labels = {"topic", "group"}},
 };
 
 static void consumer_attach_metrics(struct bus_consumer *consumer)

@@ -53,7 +53,10 @@ static void send_health(struct http_request *request, bool is_readiness)
     bool keys = auth_is_ready(kernel->auth);
     health_component(&health, "auth", STR("keys"), keys,
                      keys ? STR_NONE : STR("no signing keys yet: every token is refused"));
-    bool up = !atomic_load(&kernel->stopping) && !(is_readiness && health.starting) &&
+    if (keys)
+        atomic_store(&kernel->had_keys, true);
+    bool is_starting = health.starting || !atomic_load(&kernel->had_keys);
+    bool up = !atomic_load(&kernel->stopping) && !(is_readiness && is_starting) &&
               (health.roles_up > 0 || health.roles_down == 0);
     buf_put_char(&body, '{');
     json_put_member_str(&body, "status", up ? STR("UP") : STR("DOWN"));

@@ -11,26 +11,24 @@ static const double latency_buckets[] = {1,   2,    5,    10,   25,    50,    10
                                          500, 1000, 2500, 5000, 10000, 60000, 0};
 
 enum { PENDING, OLDEST, SUCCESS, FAILED, DEAD, LATENCY, FAMILIES };
-#define LABELS                 \
-    {                          \
-        "module", "event_type" \
-    }
 static struct metric_family families[FAMILIES] = {
     [PENDING] = {"outbox_pending_count",
                  "Events committed and not yet published, without those that are FAILED.", METRIC_GAUGE,
-                 LABELS},
+                 .labels = {"module", "event_type"}},
     [OLDEST] = {"outbox_oldest_pending_age_seconds",
-                "Age of the oldest event that is not yet published; 0 = none.", METRIC_GAUGE, LABELS},
-    [SUCCESS] = {"outbox_publish_success_total", "Events published.", METRIC_COUNTER, LABELS},
+                "Age of the oldest event that is not yet published; 0 = none.", METRIC_GAUGE,
+                .labels = {"module", "event_type"}},
+    [SUCCESS] = {"outbox_publish_success_total", "Events published.", METRIC_COUNTER,
+                 .labels = {"module", "event_type"}},
     [FAILED] = {"outbox_publish_failed_total", "Failed attempts to publish an event.", METRIC_COUNTER,
-                LABELS},
+                .labels = {"module", "event_type"}},
     [DEAD] = {"outbox_dead_lettered_total",
               "Events that became FAILED: `freshet outbox` lists them. Worth an alert.", METRIC_COUNTER,
-              LABELS},
+              .labels = {"module", "event_type"}},
     [LATENCY] = {"outbox_publish_latency_ms",
                  "From an event's creation until its publication is recorded, in milliseconds of the"
                  " database's clock.",
-                 METRIC_HISTOGRAM, LABELS, .buckets = latency_buckets},
+                 METRIC_HISTOGRAM, .labels = {"module", "event_type"}, .buckets = latency_buckets},
 };
 
 void outbox_metrics_init(void)
