@@ -90,6 +90,22 @@ def test_a_reader_at_the_barrier_skips_it(serve, refdata_db, token, changes):
     assert content(client, "D") == (11, {"a": 11})  # and the reload it set off is everybody's
 
 
+def test_a_reader_who_was_refused_at_the_barrier_skips_it_no_longer(serve, refdata_db, token, changes):
+    """R7, R13: a made-up version must not switch the debounce off for good."""
+    window_s = 0.5
+    server, client = reader(serve, refdata_db, token, FULL, "500ms")
+    assert client.request("GET", item_path("D", "a"), headers={"X-Min-Version": "999"}).code == "VERSION_NOT_COMMITTED"
+    changes.write({"a": 2})
+    eventually(lambda: content(client, "D") == (2, {"a": 2}))
+    before, began = loads(server, "D", "full"), time.monotonic()
+    for n in range(3, 43):
+        last = changes.write({"a": n})
+        handled(server, refdata_db)  # so that no two of them are one message
+    eventually(lambda: content(client, "D") == (last, {"a": last}))
+    windows = (time.monotonic() - began) / window_s
+    assert loads(server, "D", "full") - before <= windows + 1
+
+
 def test_what_is_told_during_a_load_that_brings_it_is_not_loaded_again(serve, refdata_db, token):
     """R13: an invalidation during a load makes it run once more, if the load did not see that version."""
     make_table(refdata_db, "t", {"a": "1"})

@@ -16,8 +16,10 @@ void refdata_barrier_loaded(struct refdata_holding *holding, int64_t version)
     for (struct refdata_ask *ask; (ask = refdata_asks_take(&all)) != NULL;) {
         if (ask->version <= version)
             refdata_ask_again(ask);
-        else
-            refdata_asks_add(&holding->waiting, ask, now_ns);
+        else if (ask->expires_ns > now_ns)
+            STAILQ_INSERT_TAIL(&holding->waiting, ask, next);
+        else /* it went on to the primary, or is gone: nobody skips the debounce for it */
+            refdata_ask_free(ask);
     }
 }
 
