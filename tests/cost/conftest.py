@@ -66,6 +66,9 @@ class Measuring:
 
     def _sample(self, operation):
         for _ in range(TRIES):
+            if operation.before and INSTRUCTIONS in self.rig.counts():
+                operation.before(self.operations)
+                self.rig.settle()
             before, calls = self.rig.counts(), self.rig.calls()
             is_it = self._run(operation)
             after = self.rig.counts()
