@@ -128,6 +128,12 @@ void recorder_add(struct recorder *recorder, const struct bus_batch *batch, size
     pthread_mutex_unlock(&recorder->lock);
 }
 
+void record_and_hold(struct recorder *recorder, struct bus_batch *batch)
+{
+    recorder_add(recorder, batch, batch->count);
+    recorder_await_step(recorder, 1);
+}
+
 void recorder_step(struct recorder *recorder, int step)
 {
     pthread_mutex_lock(&recorder->lock);
@@ -303,6 +309,13 @@ const char *key_of_partition(unsigned partition, unsigned partitions)
             return key;
     }
     return NULL;
+}
+
+void pause_ms(int ms)
+{
+    const struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+
+    nanosleep(&pause, NULL);
 }
 
 bool is_once(size_t times)

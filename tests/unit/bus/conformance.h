@@ -90,6 +90,8 @@ bool recorder_await_step(struct recorder *recorder, int step); /* at least; fals
 bool recorder_await(struct recorder *recorder, size_t count);  /* seen; false: they did not come */
 bool recorder_await_committed(struct recorder *recorder, size_t count);
 size_t recorder_times(struct recorder *recorder, int number); /* how often was it seen? */
+/* To behave: records the batch, and waits for step 1 before it acknowledges. */
+void record_and_hold(struct recorder *recorder, struct bus_batch *batch);
 
 /* Subscribes the recorder's handler. Where the driver lacks the mode: checks that it is refused, and the recorder is absent. */
 void subscribe(struct process *process, struct recorder *recorder, struct bus_subscription subscription);
@@ -103,6 +105,7 @@ void publish(struct process *process, const char *topic, const char *key, int nu
 void publish_until_accepted(struct process *process, const char *topic, const char *key, int number);
 const char *key_of_partition(unsigned partition, unsigned partitions); /* a key that goes there */
 
+void pause_ms(int ms);
 int number_in(const struct bus_message *message); /* the payload */
 /* Are there as many as should be, given what the driver promises? For what is committed after a fault. */
 bool is_once(size_t times);

@@ -2,16 +2,8 @@
  * the position, none is there twice for a message published once. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "conformance.h"
-
-static void pause_ms(int ms)
-{
-    const struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-
-    nanosleep(&pause, NULL);
-}
 
 /* ---- a consumer dies in the middle ---- */
 

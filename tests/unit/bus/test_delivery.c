@@ -3,10 +3,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "../db/pg_fixture.h"
 #include "base/log.h"
 #include "bus/delivery.h"
 #include "conformance.h"
+#include "sql_rig.h"
 
 /* ---- an engine ---- */
 
@@ -52,32 +52,6 @@ struct world {
     unsigned attempts[32];
 };
 
-static struct db_pool *pool; /* the tests' own */
-
-static int64_t sql(const char *text)
-{
-    struct db_statement statement;
-    struct db_result *result = NULL;
-    struct db_conn *conn;
-    int64_t value = -1;
-
-    statement = db_statement_of(str_from(text));
-    if (db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL) == STATUS_OK &&
-        db_query(conn, &statement, NULL, clock_deadline_ms(PATIENCE_MS), &result, NULL) == STATUS_OK)
-        value = db_result_rows(result) ? db_result_i64(result, 0, 0) : 0;
-    db_result_free(result);
-    db_release(conn);
-    return value;
-}
-
-static bool write_number(const struct bus_batch *batch, int number)
-{
-    static const struct db_statement insert_sql = DB_STATEMENT("INSERT INTO public.effect VALUES ($1)");
-
-    return db_exec(batch->conn, &insert_sql, DB_PARAMS(db_int(number)), batch->deadline_ns, NULL, NULL) ==
-           STATUS_OK;
-}
-
 static void handle(void *context, struct bus_batch *batch)
 {
     struct world *world = context;
@@ -87,7 +61,7 @@ static void handle(void *context, struct bus_batch *batch)
     world->calls++;
     world->handled += batch->count;
     for (size_t i = 0; i < batch->count; i++)
-        if (!write_number(batch, (int)batch->messages[i].offset))
+        if (!sql_write_effect(batch->conn, (int)batch->messages[i].offset, batch->deadline_ns))
             return;
     if (world->behave)
         world->behave(world, batch);
@@ -201,7 +175,7 @@ static void be_refused_at_two(struct world *world, struct bus_batch *batch)
 {
     (void)world;
     for (size_t i = 0; i < batch->count; i++)
-        if (batch->messages[i].offset == 2 && !write_number(batch, -1))
+        if (batch->messages[i].offset == 2 && !sql_write_effect(batch->conn, -1, batch->deadline_ns))
             return;
 }
 
@@ -395,19 +369,13 @@ int main(void)
         cmocka_unit_test(test_a_letter_that_is_too_large_goes_without_its_content),
         cmocka_unit_test(test_what_is_forgotten_counts_anew),
     };
-    struct db_target target;
 
     log_set_level(LOG_LEVEL_ERROR);
     for (int i = 0; i < COUNT; i++)
         messages[i] =
             (struct bus_message){.topic = STR("topic"), .key = STR("k"), .payload = STR("1"), .offset = i};
-    pg_fixture_start();
-    target = pg_fixture_target();
-    if (db_pool_create(&target, &pool, NULL) != STATUS_OK)
-        return 1;
-    sql("CREATE TABLE public.effect (number int NOT NULL CHECK (number >= 0))");
+    sql_rig_start();
     int failed = cmocka_run_group_tests_name("delivery", tests, NULL, NULL);
-    db_pool_destroy(pool);
-    pg_fixture_stop();
+    sql_rig_stop();
     return failed ? 1 : 0;
 }

@@ -1,71 +1,14 @@
 /* The PostgreSQL driver in a hostile world: messages that kill their process or hang it, clocks that go back, a
  * database that is frozen or dead while the bus is stopped. */
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "../db/pg_fixture.h"
 #include "base/log.h"
 #include "bus/postgres/inside.h"
-#include "conformance.h"
-
-static struct db_pool *pool; /* the tests' own */
-static int64_t handler_ms;   /* of the next bus; 0 = the default */
-
-static int64_t sql(const char *text)
-{
-    struct db_statement statement;
-    struct db_result *result = NULL;
-    struct db_conn *conn;
-    int64_t value = -1;
-
-    statement = db_statement_of(str_from(text));
-    if (db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL) == STATUS_OK &&
-        db_query(conn, &statement, NULL, clock_deadline_ms(PATIENCE_MS), &result, NULL) == STATUS_OK)
-        value = db_result_rows(result) ? db_result_i64(result, 0, 0) : 0;
-    db_result_free(result);
-    db_release(conn);
-    return value;
-}
-
-static void pause_ms(int ms)
-{
-    const struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-
-    nanosleep(&pause, NULL);
-}
-
-static void await_sql(const char *text, int64_t wanted)
-{
-    int64_t limit_ns = clock_deadline_ms(PATIENCE_MS), value;
-
-    while ((value = sql(text)) != wanted && clock_mono_ns() < limit_ns)
-        pause_ms(20);
-    assert_int_equal(value, wanted);
-}
-
-static void open_with(struct process *process, const struct bus_topic *topic)
-{
-    struct db_target where = pg_fixture_target();
-    struct error error = {0};
-
-    where.connections_max = 6;
-    process->loop = loop_create(&(struct loop_options){0});
-    process->workers = worker_pool_create("bus", 4, 100);
-    struct bus_postgres_config config = {.loop = process->loop,
-                                         .workers = process->workers,
-                                         .target = &where,
-                                         .topics = topic,
-                                         .topic_count = 1,
-                                         .poll_ms = 200,
-                                         .handler_ms = handler_ms,
-                                         .maintenance_ms = 100};
-    if (bus_postgres_create(&config, &process->bus, &error) != STATUS_OK)
-        fail_msg("create: %s", error.message);
-}
+#include "postgres_rig.h"
+#include "sql_rig.h"
 
 /* ---- messages that kill ---- */
 
@@ -88,7 +31,7 @@ static int live(void)
     struct recorder recorder;
     recorder_init(&recorder);
     recorder.behave = die_of_six;
-    open_with(&process, &deadly);
+    postgres_open(&process, &deadly, 1);
     subscribe(&process, &recorder, (struct bus_subscription){.topic = "deadly", .from = BUS_FROM_START});
     process_start(&process);
     int64_t limit_ns = clock_deadline_ms(PATIENCE_MS);
@@ -120,7 +63,7 @@ static void test_a_message_that_kills_its_process_is_buried(void **state)
     (void)state;
     struct process process;
     int deaths = 0, status;
-    open_with(&process, &deadly);
+    postgres_open(&process, &deadly, 1);
     process_start(&process);
     for (int i = 0; i < 10; i++)
         publish(&process, "deadly", key_of_partition(0, 2), i);
@@ -153,9 +96,9 @@ static void test_a_message_that_always_takes_too_long_is_buried(void **state)
     struct recorder recorder;
     recorder_init(&recorder);
     recorder.behave = oversleep;
-    handler_ms = 100;
-    open_with(&process, &topic);
-    handler_ms = 0;
+    postgres_next.handler_ms = 100;
+    postgres_open(&process, &topic, 1);
+    postgres_next.handler_ms = 0;
     subscribe(
         &process, &recorder,
         (struct bus_subscription){.topic = "hangs", .batch_max = 1, .attempts_max = 3, .backoff_min_ms = 10});
@@ -190,7 +133,7 @@ static void test_a_reason_need_not_be_text(void **state)
     struct recorder recorder;
     recorder_init(&recorder);
     recorder.behave = refuse_with_rubbish;
-    open_with(&process, &topic);
+    postgres_open(&process, &topic, 1);
     subscribe(&process, &recorder, (struct bus_subscription){.topic = "rubbish", .backoff_min_ms = 10});
     process_start(&process);
     await_ready(&recorder);
@@ -222,7 +165,7 @@ static void test_a_backoff_ends_although_the_clock_went_back(void **state)
     struct recorder recorder;
     recorder_init(&recorder);
     recorder.behave = refuse_first;
-    open_with(&process, &topic);
+    postgres_open(&process, &topic, 1);
     subscribe(&process, &recorder,
               (struct bus_subscription){.topic = "clock", .backoff_min_ms = 2000, .backoff_max_ms = 2000});
     process_start(&process);
@@ -244,7 +187,7 @@ static void test_retention_bears_a_clock_that_was_ahead(void **state)
     (void)state;
     static const struct bus_topic topic = {.name = "ahead", .partitions = 1, .keep_ms_hard = 60000};
     struct process process;
-    open_with(&process, &topic);
+    postgres_open(&process, &topic, 1);
     process_start(&process);
     for (int i = 0; i < 10; i++)
         publish(&process, "ahead", "k", i);
@@ -269,7 +212,7 @@ static void test_a_stop_does_not_wait_for_a_dead_database(void **state)
     struct process process;
     struct recorder recorder;
     recorder_init(&recorder);
-    open_with(&process, &topic);
+    postgres_open(&process, &topic, 1);
     subscribe(&process, &recorder, (struct bus_subscription){.topic = "dead"});
     process_start(&process);
     await_ready(&recorder);
@@ -311,10 +254,10 @@ static void test_a_stop_waits_until_publishers_have_left(void **state)
     struct publishing publishing = {.process = &process};
     struct db_conn *conn;
     pthread_t thread;
-    open_with(&process, &topic);
+    postgres_open(&process, &topic, 1);
     process_start(&process);
     publish(&process, "held", "k", 1);
-    assert_int_equal(db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL), STATUS_OK);
+    assert_int_equal(db_acquire(sql_pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL), STATUS_OK);
     assert_int_equal(db_begin(conn, DB_READ_COMMITTED, clock_deadline_ms(PATIENCE_MS), NULL), STATUS_OK);
     struct db_statement lock;
     lock = db_statement_of(STR("SELECT FROM platform.bus_partition WHERE topic = 'held' FOR UPDATE"));
@@ -347,7 +290,7 @@ static void test_messages_stay_out_of_notices_that_others_could_hear(void **stat
     (void)state;
     static const struct bus_topic topic = {.name = "private", .partitions = 1};
     struct process process;
-    open_with(&process, &topic);
+    postgres_open(&process, &topic, 1);
     process_start(&process);
     await_private(&process, true);
     sql("CREATE ROLE stranger LOGIN");
@@ -366,7 +309,7 @@ static void test_a_relaxed_topic_carries_all(void **state)
     struct recorder recorder;
     struct bus_message messages[10];
     recorder_init(&recorder);
-    open_with(&process, &topic);
+    postgres_open(&process, &topic, 1);
     subscribe(&process, &recorder, (struct bus_subscription){.topic = "relaxed"});
     process_start(&process);
     await_ready(&recorder);
@@ -400,25 +343,14 @@ static int run_all(void)
 
 int main(int argc, char **argv)
 {
-    struct db_target where;
-    struct error error = {0};
-
     log_set_level(LOG_LEVEL_ERROR);
     if (argc == 3 && strcmp(argv[1], LIVE) == 0) {
         pg_fixture_borrow(argv[2]);
         return live();
     }
-    pg_fixture_start();
-    where = pg_fixture_target();
-    where.connections_max = 4;
-    if (db_pool_create(&where, &pool, &error) != STATUS_OK ||
-        db_migrate(pool, "platform", platform_migrations, clock_deadline_ms(PATIENCE_MS), NULL, &error) !=
-            STATUS_OK) {
-        fprintf(stderr, "%s\n", error.message);
-        return 1;
-    }
+    sql_rig_start();
+    postgres_migrate();
     int failed = run_all();
-    db_pool_destroy(pool);
-    pg_fixture_stop();
+    sql_rig_stop();
     return failed ? 1 : 0;
 }
