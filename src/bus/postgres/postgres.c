@@ -85,7 +85,10 @@ static void on_notice(void *context, struct str channel, struct str payload)
         wake_all(postgres); /* the notifier dropped the texts of too many notices */
     } else if (!str_eq(instance, str_from(postgres->instance))) {
         (void)str_split(&payload, ':', &partition);
-        bool is_known = str_to_i64(partition, &number) && number >= 0 && number < BUS_PARTITIONS_MAX;
+        const struct bus_topic_state *state = bus_topic_find(&postgres->bus, topic);
+        /* every role that can connect can send a notice */
+        bool is_known =
+            state && str_to_i64(partition, &number) && number >= 0 && number < state->spec.partitions;
         bus_postgres_wake_topic(postgres, topic, is_known ? (int)number : POSTGRES_ANYWHERE,
                                 is_known ? payload : STR_NONE, NULL);
     }

@@ -97,6 +97,37 @@ static void test_an_attached_message_is_used_once_or_never(void **state)
     recorder_deinit(&recorder);
 }
 
+/* Every role that can connect to the database can send a notice. */
+static void test_a_notice_of_a_partition_that_is_not_there_does_nothing(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "narrow", .partitions = 1};
+    const struct timespec pause = {.tv_nsec = 5000000};
+    struct process consumer;
+    struct recorder recorder;
+    char text[160];
+    recorder_init(&recorder);
+    recorder.behave = write_effects_by_pipeline;
+    postgres_open(&consumer, &topic, 1);
+    subscribe(&consumer, &recorder, (struct bus_subscription){.topic = "narrow", .uses_attached = true});
+    process_start(&consumer);
+    await_ready(&recorder);
+    for (int i = 1; i < BUS_PARTITIONS_MAX; i++) {
+        snprintf(text, sizeof text,
+                 "SELECT count(pg_notify('freshet_bus',"
+                 " '0123456789abcdef:narrow:%d:1:k,5:72000,1:h,4:v:1,,'))",
+                 i);
+        sql(text);
+        nanosleep(&pause, NULL);
+    }
+    assert_int_equal(postgres_publish_attached(&consumer, "narrow", "k", 72001), STATUS_OK);
+    assert_true(recorder_await_committed(&recorder, 1));
+    process_close(&consumer);
+    assert_int_equal(recorder_times(&recorder, 72000), 0);
+    assert_int_equal(recorder_times(&recorder, 72001), 1);
+    recorder_deinit(&recorder);
+}
+
 /* A handler that has no question for the database leaves the cursor lock of an attached message unanswered, and is asked again. */
 static void acknowledge(struct recorder *recorder, struct bus_batch *batch)
 {
@@ -181,6 +212,7 @@ int postgres_run_attached(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_an_attached_message_has_no_effect_of_its_own),
         cmocka_unit_test(test_an_attached_message_is_used_once_or_never),
+        cmocka_unit_test(test_a_notice_of_a_partition_that_is_not_there_does_nothing),
         cmocka_unit_test(test_an_attached_message_that_nobody_asked_about_is_claimed_in_earnest),
         cmocka_unit_test(test_a_dead_letter_says_where_it_came_from),
         cmocka_unit_test(test_a_vanished_partition_refuses_the_commit),
