@@ -168,9 +168,10 @@ void hydration_owner_answer(struct hydration_owner_slot *slot)
     FAILPOINT("hydration.after_answer");
     for (size_t i = 0; i < count; i++) {
         const struct hydration_event *question = &looks[i].asked->question, *answer = &answers[i];
-        enum status own_status = status == STATUS_BAD_REQUEST && count > 1 /* one of them is invalid */
-                                     ? hydration_wire_send(slot->hydration, answer, 1, deadline_ns, &error)
-                                     : status;
+        bool is_one_refused =
+            count > 1 && (status == STATUS_BAD_REQUEST || status == STATUS_PAYLOAD_TOO_LARGE);
+        enum status own_status =
+            is_one_refused ? hydration_wire_send(slot->hydration, answer, 1, deadline_ns, &error) : status;
         if (own_status == STATUS_OK)
             log_info("hydration_answered", LOG_STR("entity_type", question->entity_type),
                      LOG_STR("entity_id", question->entity_id),

@@ -2,6 +2,7 @@
 #include "wire_rig.h"
 
 #include <stdio.h>
+#include <time.h>
 
 #include "base/clock.h"
 
@@ -272,6 +273,44 @@ static void questions_to_an_owner_that_hangs_are_dropped(void **state)
     rig_await(RIG_RECEIVED, "there-m-0", 2);
 }
 
+static void await_queued(struct hydration_owner_slot *slot, size_t count)
+{
+    int64_t deadline_ns = clock_deadline_ms(RIG_PATIENCE_MS);
+    const struct timespec pause = {.tv_nsec = CLOCK_NS_PER_MS};
+    size_t queued = 0;
+    while (queued < count && clock_mono_ns() < deadline_ns) {
+        nanosleep(&pause, NULL);
+        pthread_mutex_lock(&slot->lock);
+        queued = slot->turns.queued;
+        pthread_mutex_unlock(&slot->lock);
+    }
+    assert_int_equal(queued, count);
+}
+
+/* An owner publishes answers together; one that the bus refuses is not in the way of the others. */
+static void an_answer_that_is_too_large_holds_up_no_other(void **state)
+{
+    (void)state;
+    enum { COUNT = 16 };
+    char id[32];
+    rig_gate_close();
+    for (int i = 0; i < HYDRATION_PARALLEL; i++) {
+        snprintf(id, sizeof id, "there-n-first-%d", i);
+        rig_ask(&pods[0], "chat_session", id, "bob", NULL);
+        rig_await(RIG_LOOKED, id, 1);
+    }
+    for (int i = 0; i < COUNT; i++) {
+        snprintf(id, sizeof id, "%s-n-%d", i % 2 ? "there" : "huge", i);
+        rig_ask(&pods[0], "chat_session", id, "bob", NULL);
+    }
+    await_queued(&pods[1].engine.owners[1], COUNT);
+    rig_gate_open();
+    for (int i = 1; i < COUNT; i += 2) {
+        snprintf(id, sizeof id, "there-n-%d", i);
+        rig_await(RIG_RECEIVED, id, 2);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -286,6 +325,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_change_is_published_to_every_process),
         cmocka_unit_test(a_change_of_many_is_published_for_each_held_entity),
         cmocka_unit_test(events_of_an_owner_are_followed_once_it_can_look),
+        cmocka_unit_test(an_answer_that_is_too_large_holds_up_no_other),
         cmocka_unit_test(questions_to_an_owner_that_hangs_are_dropped),
     };
     rig_start(argc > 1 && strcmp(argv[1], "nats") == 0);

@@ -26,6 +26,7 @@ static struct {
 } seen = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
 static bool is_nats;
+static char huge[HYDRATION_DATA_BYTES_MAX]; /* {      } */
 
 /* ---- what is seen ---- */
 
@@ -201,6 +202,10 @@ static enum status look(void *context, const struct hydration_need *question, in
     entity->only_subject = str_starts_with(id, STR("private")) ? STR("alice") : STR_NONE;
     if (entity->found == HYDRATION_IS)
         buf_printf(entity->data, "{\"id\":\"%.*s\",\"title\":\"t\",\"price\":1}", STR_ARG(id));
+    if (str_starts_with(id, STR("huge"))) {
+        buf_clear(entity->data);
+        buf_put(entity->data, huge, sizeof huge);
+    }
     return STATUS_OK;
 }
 
@@ -458,6 +463,9 @@ void rig_start(bool nats)
     struct error error = {0};
     unsigned applied;
     is_nats = nats;
+    memset(huge, ' ', sizeof huge);
+    huge[0] = '{';
+    huge[sizeof huge - 1] = '}';
     log_set_level(LOG_LEVEL_ERROR);
     pg_fixture_start();
     if (nats)

@@ -49,8 +49,9 @@ void rig_store_next(enum status status); /* the next result of storing, once */
 void rig_gate_close(void);               /* looks wait … */
 void rig_gate_open(void);                /* … no longer */
 
-/* What an owner has of an id: "absent…", "hidden…", "private…" (alice's), "nobodys…" (private, no owner), "fails…" (once);
- * any other is there. Its data is {"id":ID,"title":"t","price":1}, its version 7. */
+/* What an owner has of an id: "absent…", "hidden…", "private…" (alice's), "nobodys…" (private, no owner), "fails…" (once),
+ * "huge…" (as large as an event may be: too large for NATS); any other is there. Its data is
+ * {"id":ID,"title":"t","price":1}, its version 7. */
 void rig_ask(struct rig_pod *pod, const char *entity_type, const char *id, const char *subject,
              const struct hydration_cover *cover);
 enum status rig_send_raw(struct rig_pod *pod, enum hydration_kind kind, const char *payload);
