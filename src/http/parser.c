@@ -1,5 +1,5 @@
-/* The head parser: line by line. A line that is not complete is read again from its beginning when more bytes came: that is a
- * walk of sixteen bytes at a time over at most the limit of a line, no more than the read that brought them.
+/* The head parser: line by line. A line that is not complete is read again from its beginning when more bytes came, except for
+ * what is long in it, the target or the value: that goes on where it stopped, so that single bytes cost a client as much as us.
  *
  * Strict where leniency is how requests are smuggled: lines end in CRLF and nothing else, one space between
  * the parts of the request line, no white space around a field name, no folded lines, no control bytes
@@ -72,7 +72,7 @@ void http_parser_reset(struct http_parser *parser)
     parser->span_count = 0;
     parser->phase = PHASE_BLANK;
     parser->blank_lines = 0;
-    parser->at = 0;
+    parser->at = parser->scanned = 0;
     parser->repeated = 0;
     memset(parser->first, 0, sizeof parser->first);
 }
@@ -132,6 +132,12 @@ enum http_field http_field_of(struct str name)
 
 /* ---- lines: DONE when one was read, MORE when it is not complete ---- */
 
+/* Where to go on with the target or the value that begins there. */
+static const char *scan_from(const struct http_parser *parser, const char *data, size_t begin)
+{
+    return data + (parser->scanned > begin ? parser->scanned : begin);
+}
+
 static enum http_parse read_request_line(struct http_parser *parser, const char *data, size_t len)
 {
     static const char version[] = "HTTP/#.#\r\n";
@@ -146,9 +152,10 @@ static enum http_parse read_request_line(struct http_parser *parser, const char 
     parser->method_at = (uint32_t)begin;
     parser->method_len = (uint32_t)(at - begin);
     begin = at + 1;
-    at = (size_t)(http_scan_target(data + begin, data + len) - data);
+    at = (size_t)(http_scan_target(scan_from(parser, data, begin), data + len) - data);
     if (at - begin > parser->limits->target_bytes_max)
         return fail_parse(parser, STATUS_URI_TOO_LONG, "the request target is over the limit");
+    parser->scanned = (uint32_t)at;
     if (at == len)
         return HTTP_PARSE_MORE;
     if (at == begin)
@@ -215,9 +222,11 @@ static enum http_parse read_field(struct http_parser *parser, const char *data, 
 
     if (result != HTTP_PARSE_DONE || parser->phase == PHASE_DONE)
         return result;
-    size_t begin = colon + 1, end = (size_t)(http_scan_value(data + begin, data + len) - data);
+    size_t begin = colon + 1,
+           end = (size_t)(http_scan_value(scan_from(parser, data, begin), data + len) - data);
     if (end - parser->fields_at > parser->limits->header_bytes_max)
         return fail_too_large(parser, "the header section is over the limit");
+    parser->scanned = (uint32_t)end;
     if (end == len || (data[end] == '\r' && end + 1 == len))
         return HTTP_PARSE_MORE;
     if (data[end] != '\r')

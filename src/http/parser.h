@@ -44,6 +44,7 @@ struct http_parser {
     unsigned phase;
     unsigned blank_lines; /* seen before the request line */
     uint32_t at;          /* where the line being read begins; after DONE the head's length */
+    uint32_t scanned;     /* its target or value is good up to here; before `at` = nothing of it */
     uint32_t method_at, method_len, target_at, target_len, fields_at;
     unsigned minor_version;      /* of HTTP/1.x: 0 or 1 */
     uint16_t first[HTTP_FIELDS]; /* 1 + index of the first field line of that name, 0 = none */

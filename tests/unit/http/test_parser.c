@@ -109,6 +109,26 @@ static void test_c6_request_is_the_same_at_every_split(void **state)
     assert_slice(text, parser->at, 9, "GET /next");
 }
 
+/* Else a client that sends single bytes would have a long target or value walked again for each of them. */
+static void test_c6_what_is_long_in_a_line_is_read_once(void **state)
+{
+    (void)state;
+    char text[] =
+        "GET /aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa HTTP/1.1\r\nX: bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb\r\n\r\n";
+    struct http_span spans[HEADERS_MAX];
+    struct http_parser parser;
+    char *target = strchr(text, 'a'), *value = strchr(text, 'b');
+
+    http_parser_init(&parser, &limits, spans);
+    assert_int_equal(http_parser_run(&parser, text, (size_t)(target + 20 - text)), HTTP_PARSE_MORE);
+    memset(target, 0, 20); /* where it looked again, it would find these */
+    assert_int_equal(http_parser_run(&parser, text, (size_t)(value + 20 - text)), HTTP_PARSE_MORE);
+    memset(value, 0, 20);
+    assert_int_equal(http_parser_run(&parser, text, sizeof text - 1), HTTP_PARSE_DONE);
+    assert_int_equal(parser.target_len, 33);
+    assert_int_equal(spans[0].value_len, 40);
+}
+
 struct bad {
     const char *name;
     struct str text;
@@ -237,6 +257,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_c6_request_is_the_same_at_every_split),
+        cmocka_unit_test(test_c6_what_is_long_in_a_line_is_read_once),
         cmocka_unit_test(test_c6_bad_heads_are_refused_at_every_split),
         cmocka_unit_test(test_c6_field_section_over_the_limit_is_431),
         cmocka_unit_test(test_incomplete_head_asks_for_more),
