@@ -78,8 +78,8 @@ static enum status outbox_exchange(struct outbox *outbox, bool claims, int64_t d
     enum status status = STATUS_OK;
     for (int tries = 0; tries < OLDER_TRIES; tries++) {
         status = db_acquire(outbox->pool, deadline_ns, &conn, error);
-        is_doubtful =
-            status == STATUS_OK && claim->is_relaxed && db_conn_opened_ns(conn) > claim->published_ns;
+        is_doubtful = status == STATUS_OK && claim->count > 0 && claim->is_relaxed &&
+                      db_conn_opened_ns(conn) > claim->published_ns;
         if (!is_doubtful || tries == OLDER_TRIES - 1)
             break;
         db_release(conn);

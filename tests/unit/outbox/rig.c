@@ -342,6 +342,7 @@ static void add(struct journal *journal, struct publication publication)
 static void publish(void *context, struct outbox_batch *batch)
 {
     struct journal *journal = context;
+    batch->is_relaxed = journal->is_relaxed;
     for (size_t i = 0; i < batch->count; i++) {
         const struct outbox_event *event = &batch->events[i];
         struct publication item = {.kind = OUTBOX_DONE, .batch_count = batch->count};

@@ -40,7 +40,8 @@ struct journal {
     pthread_cond_t changed;
     struct publication *items;
     size_t count, capacity;
-    int step; /* for `judge` and the test, under the lock */
+    int step;        /* for `judge` and the test, under the lock */
+    bool is_relaxed; /* a crash of the server may lose what is published */
     /* Says what becomes of an event; NULL = done. Called without the lock. */
     enum outbox_result_kind (*judge)(struct journal *journal, const struct outbox_event *event, int aggregate,
                                      int number);
