@@ -1,5 +1,5 @@
-/* Who is asking, and may they: tokens, keys, tenant and scope decisions (C5). The only folder that knows
- * OpenSSL.
+/* Authentication and authorisation: tokens, keys, decisions about tenant and scope (C5). The only folder that
+ * uses OpenSSL, besides the TLS of the Redis driver (src/bus/redis/link.c).
  *
  * A token that was verified before is found in a bounded table of this loop's own (no lock, no copy),
  * never past its `exp`. One that was not costs 15–200 µs of signature check: the caller takes it to a

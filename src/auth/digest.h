@@ -1,4 +1,4 @@
-/* Digests, for who is above this folder: the only one, beside the bus's TLS, that knows OpenSSL. */
+/* Digests for other folders, which do not use OpenSSL themselves. */
 #ifndef FRESHET_AUTH_DIGEST_H
 #define FRESHET_AUTH_DIGEST_H
 

@@ -1,7 +1,7 @@
 /* Verifications under way: a token goes to a worker once, however many requests of this loop ask for it,
- * and all of them are told when it comes back. Its way:
+ * and all of them get its result. Its way:
  *
- *     auth_verify ── worker ── done ──┬── remembered (verified or denied), waiters told
+ *     auth_verify ── worker ── done ──┬── remembered (verified or denied), waiters called
  *                      ▲              ├── rules or keys changed meanwhile: once more with the new ones
  *                      └── new keys ──┴── key not known: waits for one reading of the keys, no thread */
 #include "auth/state.h"

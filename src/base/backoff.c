@@ -1,3 +1,4 @@
+/* Pauses between attempts: exponential, with jitter. */
 #include "base/backoff.h"
 
 #include "base/hash.h"

@@ -1,4 +1,4 @@
-/* A growable byte buffer. Owned by whoever holds the struct; one thread at a time. */
+/* A growable byte buffer. Owned by the holder of the struct; one thread at a time. */
 #ifndef FRESHET_BASE_BUF_H
 #define FRESHET_BASE_BUF_H
 

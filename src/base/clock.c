@@ -1,5 +1,5 @@
 /* Clocks and calendar. The calendar is computed here: libc's needs locks for the time zone, and its
- * strptime() is no RFC 3339. Years 0000 to 9999, as four digits can say. */
+ * strptime() does not read RFC 3339. Years 0000 to 9999. */
 #include "base/clock.h"
 
 #include <time.h>

@@ -1,3 +1,4 @@
+/* The hash map: buckets of chained nodes; it grows and never shrinks. */
 #include "base/map.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Borrowed byte slices, and the few text helpers everybody needs. A slice owns nothing and need not end in
+/* Borrowed byte slices, and a few text helpers. A slice owns nothing and need not end in
  * NUL. */
 #ifndef FRESHET_BASE_STR_H
 #define FRESHET_BASE_STR_H

@@ -2,7 +2,7 @@
  *
  *     00-<32 hex trace id>-<16 hex span id>-<2 hex flags>
  *
- * A later version may append fields behind a dash; what we know of it is read and what we pass on is 00.
+ * A later version may append fields after a dash; what we know of it is read and what we pass on is 00.
  * `tracestate` is not kept. */
 #include "base/trace.h"
 

@@ -7,7 +7,7 @@
  *
  * Failures: DB_DOWN (cannot connect, connection lost: outcome of a COMMIT in flight is unknown), TIMEOUT,
  * DB_RETRY (deadlock, serialization failure: run the whole transaction again), DB_ERROR (the statement was
- * refused; the SQLSTATE and position are in db_error). */
+ * refused; see db_sqlstate()). */
 #ifndef FRESHET_DB_DB_H
 #define FRESHET_DB_DB_H
 

@@ -1,4 +1,4 @@
-/* HTTP client with deadlines, for what we call: JWKS, later webhooks, agents and OTLP. The only folder
+/* HTTP client with deadlines: JWKS, webhooks, agents of chats, and the commands that call a pod. The only folder
  * that knows libcurl. Blocking: on worker threads only. Redirects are not followed, only http and https
  * are spoken, paths are sent as they are, the answer is bounded or streamed, TLS is verified. */
 #ifndef FRESHET_FETCH_FETCH_H
@@ -8,7 +8,7 @@
 #include "base/status.h"
 #include "base/str.h"
 
-struct fetch_session; /* keeps a connection for the request behind; one thread's at a time */
+struct fetch_session; /* keeps a connection for the next request; one thread's at a time */
 
 struct fetch_request {
     const char *method; /* NULL = GET */

@@ -1,5 +1,5 @@
-/* Events to the lookups of their entity: kept in memory first, then waiters that the event satisfies leave; the others go on, each
- * caller in a lookup of its own where the entity is private. Callbacks run when the walk over the lookups is over. */
+/* Delivers events to the lookups of their entity: an event is kept in memory first, then the waiters that it satisfies leave. The
+ * others wait on, each caller in a lookup of its own where the entity is private. Callbacks run after the walk over the lookups. */
 #include <stdlib.h>
 
 #include "base/hash.h"
@@ -125,7 +125,7 @@ static void deliver_valid(struct hydration_shard *shard, uint64_t hash, struct h
 
     while (asked && !hydration_lookup_is_own(asked, event->correlation_id))
         asked = next_lookup(asked, event);
-    /* What an answer of a module outside leaves open, its question decides: the extent, and the caller. */
+    /* A program outside of freshet may answer without cover or caller: then those of the question count. */
     if (asked && event->is_private && !event->subject.len)
         event->subject =
             arena_str(arena, str_eq(event->correlation_id, str_from(asked->question.correlation_id))

@@ -1,6 +1,6 @@
-/* The three events as messages: a JSON payload exactly as in the seed (§7), and headers. Both are read strictly, since their content
- * is stored and handed on: a wrong header makes the message invalid. Unknown members of a payload are ignored: a later version may
- * have them. */
+/* Reads and writes the three events as messages: a JSON payload as in api/schemas, and headers. Both are read strictly, since their
+ * content is stored and passed on: a wrong header makes the message invalid. Unknown members of a payload are ignored: a later
+ * version may have them. */
 #include "hydration/event.h"
 
 #include "base/json.h"
@@ -162,8 +162,8 @@ static enum status read_word(const struct json_value *payload, const char *name,
     return refuse_member(error, name, "is not one of its values");
 }
 
-/* What the three kinds have of their own. Fields beside another mode than partial mean nothing, but are what they should be. Data is
- * cut, merged into answers and looked into by name: a name that stands twice would be two truths. */
+/* The members that one kind of event has and the others do not. `fields` must be valid with any mode; only with partial it has a
+ * meaning. Members of `data` are read by name, so a duplicate name is refused. */
 static enum status read_content(const struct json_value *payload, struct arena *arena,
                                 struct hydration_event *event, struct error *error)
 {
@@ -214,7 +214,7 @@ enum status hydration_event_read(enum hydration_kind kind, struct str payload,
         return error_set(error, STATUS_BAD_REQUEST, "the payload is not a JSON object");
     if (json_has_duplicates(&body, arena))
         return error_set(error, STATUS_BAD_REQUEST, "the payload has a duplicate member");
-    if (json_has_nul_escape(body.raw)) /* PostgreSQL has no text that could keep it */
+    if (json_has_nul_escape(body.raw)) /* PostgreSQL cannot store it as text */
         return error_set(error, STATUS_BAD_REQUEST, "the payload contains \\u0000");
     enum status status = read_headers(headers, header_count, arena, event, error);
     if (status == STATUS_OK)

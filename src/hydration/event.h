@@ -1,13 +1,14 @@
-/* The three events of seed 001 §7 as messages: a JSON payload with exactly the seed's members, and headers.
+/* The three events (H1) as messages: a JSON payload with exactly the members of their schemas, and headers. A question is an
+ * entity.unknown; an answer is one of the other two with the question's correlation_id; without one, these two are a change.
  *
- *   entity/unknown    entity_type, entity_id, requester_module, hydration_mode, fields     headers correlation_id, tenant_id, sub
- *   entity/updated    entity_type, entity_id, source_module, data                          headers correlation_id, tenant_id, version
- *   entity/not-found  entity_type, entity_id, source_module, reason                        headers correlation_id, tenant_id, version
+ *   entity.unknown    entity_type, entity_id, requester_module, hydration_mode, fields     headers correlation_id, tenant_id, sub
+ *   entity.updated    entity_type, entity_id, source_module, data                          headers correlation_id, tenant_id, version
+ *   entity.not-found  entity_type, entity_id, source_module, reason                        headers correlation_id, tenant_id, version
  *
  * Optional headers: of answers `hydration_mode` and `fields` (a JSON array: the extent of `data`; without them it is the extent that
  * was asked for under that correlation id), `visibility: caller` with `sub` (the one caller that it is for); of questions
- * `wait_timeout_ms` (how long their lookup still waits); of all `traceparent`. An answer without correlation_id is a change. A question
- * without `sub` gets what every caller of the tenant may see. Both sides validate (H1): api/schemas/entity-*.schema.json. */
+ * `wait_timeout_ms` (how long their lookup still waits); of all `traceparent`. A question without `sub` gets what every caller of the
+ * tenant may see. Both sides validate: api/schemas/entity-*.schema.json. */
 #ifndef FRESHET_HYDRATION_EVENT_H
 #define FRESHET_HYDRATION_EVENT_H
 

@@ -1,4 +1,4 @@
-/* Settings and life. */
+/* Hydration's settings, and its life: create, open, stop, destroy. */
 #include "hydration/hydration.h"
 
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 #include "base/memory.h"
 #include "hydration/inside.h"
 
-/* ---- settings: the seed's names and defaults (§10.1), and limits of tables and memory ---- */
+/* ---- settings: names and defaults of the specification (H3), and limits of tables and memory ---- */
 
 #define DAY_MS (INT64_C(24) * 3600 * 1000)
 #define ROW(member) .offset = offsetof(struct hydration_settings, member)

@@ -1,9 +1,9 @@
-/* Hydration: a module asks the owner of an entity for data that it lacks (seed 001, H1–H8).
+/* Hydration: a module asks the owner of an entity for data that it lacks (H1–H8).
  *
  *   hydration_ask ─ waiters.c (the caller's loop): in memory? ─ a lookup of it under way on this loop? join ─ else a worker:
  *       ledger.c (PostgreSQL, one round trip): a copy? an absence? asked by any process? join ─ else
- *       the owner: directly where it runs in this process, else entity/unknown over the bus (wire.c)
- *       ─ owner.c looks ─ entity/updated or entity/not-found ─ bus
+ *       the owner: directly where it runs in this process, else entity.unknown over the bus (wire.c)
+ *       ─ owner.c looks ─ entity.updated or entity.not-found ─ bus
  *       ─ every process that asks: deliver.c completes the waiters that the answer satisfies; memory.c keeps it
  *       ─ one process (shared group): ledger.c stores the copy or the absence
  *
@@ -83,7 +83,8 @@ enum hydration_result {
     HYDRATION_UNAVAILABLE, /* PostgreSQL does not respond, or too many lookups are under way */
 };
 enum hydration_reason { HYDRATION_ABSENT /* deleted_or_never_existed */, HYDRATION_INACCESSIBLE };
-/* Where the outcome is from, for logs and metrics. */
+/* Where the outcome is from, for logs and metrics: the memory of this loop, the ledger in PostgreSQL, the question of another
+ * lookup that this one joined, or a question of its own. */
 enum hydration_way { HYDRATION_BY_MEMORY, HYDRATION_BY_LEDGER, HYDRATION_BY_JOINING, HYDRATION_BY_ASKING };
 
 /* Borrowed for the call. */
@@ -104,7 +105,7 @@ typedef void hydration_done_fn(struct hydration_waiter *waiter, const struct hyd
 enum hydration_waiter_state {
     HYDRATION_WAITER_IDLE,      /* not asked yet, completed or cancelled */
     HYDRATION_WAITER_WAITING,   /* in its lookup's list */
-    HYDRATION_WAITER_LAST_READ, /* the same, shortly before its deadline */
+    HYDRATION_WAITER_LAST_READ, /* the same, shortly before its deadline: the ledger is read once more */
     HYDRATION_WAITER_LEAVING,   /* in its shard's list, about to be called */
 };
 
@@ -164,7 +165,7 @@ struct hydration_owner {
 };
 /* In a module's start(). The row is copied, its texts are borrowed. */
 void hydration_provide(struct hydration *hydration, const struct hydration_owner *owner);
-/* On a thread that may block: publishes entity/updated with the whole entity, or entity/not-found where it is gone. OK: the bus has
+/* On a thread that may block: publishes entity.updated with the whole entity, or entity.not-found where it is gone. OK: the bus has
  * stored it. */
 enum status hydration_publish_change(struct hydration *hydration, const char *entity_type, struct str tenant,
                                      struct str entity_id, int64_t deadline_ns,
@@ -182,7 +183,7 @@ enum status hydration_list_held(struct hydration *hydration, const char *entity_
 /* The longest time that an entity is held after the last question for it or the last change that was published. */
 int64_t hydration_held_ms(const struct hydration *hydration);
 
-/* ---- life: the kernel's (src/kernel/hydration.c) ---- */
+/* ---- life: the kernel's (src/kernel/store.c) ---- */
 struct hydration_settings { /* section `hydration`: the route's own policy, and limits of the process */
     struct hydration_policy policy;
     int64_t copy_ttl_ms;

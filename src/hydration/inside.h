@@ -7,7 +7,7 @@
  *   memory.c     copies and absences of a shard               event.c      the three events as messages
  *   ledger.c     copies, absences and flights in PostgreSQL   turns.c      tenants take turns in a queue
  *   wait.c       asking from a thread that may block          cover.c      how much of an entity; names
- *   hydration.c  life, settings, metrics */
+ *   hydration.c  settings, life                               metrics.c    metrics */
 #ifndef FRESHET_HYDRATION_INSIDE_H
 #define FRESHET_HYDRATION_INSIDE_H
 
@@ -29,8 +29,8 @@ enum {
     HYDRATION_TYPE_MAX = 1024,    /* of these, of one entity type */
     HYDRATION_JOBS_MAX = 4,       /* of a shard at once: the workers are shared */
     HYDRATION_RECENT_MAX = 1024,  /* questions that late answers are recognized by */
-    HYDRATION_REREAD_MS =
-        50, /* least time between ledger reads for a lookup; most time of a waiter's last read */
+    /* Least time between two ledger reads of a lookup, and most time for the last read of a waiter. */
+    HYDRATION_REREAD_MS = 50,
     HYDRATION_MEMORY_MS = 5000, /* memory serves an entry at most so long; then the ledger is read again */
     HYDRATION_OWNER_MS = 5000,  /* how long an owner may look */
     HYDRATION_PARALLEL = 2,     /* questions of a type that are answered at once */
@@ -60,7 +60,7 @@ bool hydration_data_includes(const struct hydration_cover *cover, struct str dat
 enum hydration_ledger_verdict {
     HYDRATION_LEDGER_COPY,
     HYDRATION_LEDGER_ABSENT,
-    HYDRATION_LEDGER_ASK, /* a flight began: ask the owner, with the cover given back, which may be wider than needed */
+    HYDRATION_LEDGER_ASK, /* a flight began: ask the owner for the cover in `event`, which may be wider than needed */
     HYDRATION_LEDGER_JOIN, /* asked already and not answered yet, or asked too often in this window: wait */
 };
 
@@ -95,7 +95,7 @@ struct hydration_known_entity { /* borrowed until the memory is next written */
     enum hydration_known known;
     struct hydration_outcome
         outcome; /* with data that is not cut; NOT: of a stale copy (too narrow or too old), if there is one */
-    bool is_private;   /* its last event was for single callers */
+    bool is_private;   /* an event of it was for single callers */
     bool was_received; /* an event of it arrived without a lookup: the ledger has it, or soon will */
 };
 struct hydration_memory {
@@ -179,7 +179,7 @@ struct hydration_lookup_job {
     bool is_answered; /* an answer for this lookup arrived while the job was queued or ran */
 };
 
-/* One entity that is looked up: for every caller of the tenant or, once it has shown to be private, for one of them. */
+/* One entity that is looked up: for every caller of the tenant or, once an answer has shown that it is private, for one of them. */
 struct hydration_lookup {
     struct map_node node;            /* by the entity's hash */
     struct hydration_turn_item turn; /* in line for a job */
@@ -256,13 +256,14 @@ bool hydration_waiter_join(struct hydration_waiter *waiter, const struct hydrati
 void hydration_waiter_leave(struct hydration_waiter *waiter, const struct hydration_outcome *outcome,
                             enum hydration_way way);
 void hydration_waiters_call(struct hydration_shard *shard);
-/* No outcome can be had: its waiters leave, with the stale copy if there is one. Background waiters stay unless it stops. */
+/* The ledger cannot be read, or the process stops: its waiters leave as UNAVAILABLE, with the copy in memory if there is one.
+ * Waiters in the background stay, unless the process stops. */
 void hydration_waiters_fail(struct hydration_lookup *lookup);
 
 /* ---- deliver.c: on the shard's loop ---- */
 /* An event. `is_direct`: from an owner of this process; the bus carries it too. */
 void hydration_deliver(struct hydration_shard *shard, const struct hydration_event *event, bool is_direct);
-/* What the ledger has. False: a newer version is known here. */
+/* A row of the ledger. False: a newer version is known here. */
 bool hydration_deliver_ledger(struct hydration_shard *shard, const struct hydration_event *event,
                               int64_t ttl_ms);
 void hydration_recent_add(struct hydration_lookup *lookup); /* its correlation id is about to be used */

@@ -1,4 +1,5 @@
-/* The ledger's statements, one round trip each. The functions are in sql/hydration. */
+/* The ledger's statements. Each is one round trip, except the list of held entities, which is read in pages. The SQL functions are
+ * in sql/hydration; hydration.claim() finds a copy or an absence, or begins a flight. */
 #include <stdio.h>
 #include <string.h>
 
@@ -9,7 +10,7 @@ enum {
     KEYS_MAX = 256, /* names of members of a change without a cover */
 };
 
-/* Between names of fields, in results: none has a control character. */
+/* Separates names of fields in results: no name has a control character. */
 #define SEPARATOR '\n'
 
 static struct str text_of(struct str text)

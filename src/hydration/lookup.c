@@ -218,7 +218,7 @@ static void run_job(struct worker_job *worker)
 
 /* ---- its result, on the loop ---- */
 
-/* Apart from the job that found it: the next one may still run when a caller's time is up. */
+/* Copied out of the job that found it: the next job may still run when a caller's time is up. */
 static void keep_stale(struct hydration_lookup *lookup, const struct hydration_event *found)
 {
     free(lookup->stale.block);
@@ -257,8 +257,8 @@ static void take_finding(struct hydration_lookup *lookup)
         if (!job->is_answered && lookup->policy.max_retries > 0)
             lookup->retry_at_ns = ns_from_now(lookup, lookup->policy.retry_backoff_ms);
     } else if (lookup->lag_ms > 0) {
-        /* Another process asked, and an answer arrived here whose extent the ledger alone knows, once it has stored it. Twice as
-         * long each time, since it may not have been the answer to that question. */
+        /* Another process asked, and an answer arrived here without its cover, which only the ledger knows once it has stored the
+         * answer. The pause doubles, since it may have been the answer to another question. */
         find_at(lookup, ns_from_now(lookup, lookup->lag_ms));
         lookup->lag_ms *= 2;
     }
@@ -306,7 +306,7 @@ static void on_job_done(struct worker_job *worker)
 
 /* ---- in line ---- */
 
-/* A job is for the caller that was asked for, the lookup's own or, of a lookup for every caller, the first. */
+/* The caller of a job: of a retry the question's, else the lookup's own or, of a lookup for every caller, that of the first waiter. */
 static void prepare_job(struct hydration_lookup *lookup)
 {
     struct hydration_lookup_job *job = &lookup->job;
@@ -339,7 +339,7 @@ static void prepare_job(struct hydration_lookup *lookup)
     }
 }
 
-/* In a turn of the loop of its own, as if the worker had failed: no callback runs in the middle of hydration_ask(). */
+/* The workers' queue is full. Runs as a message, not at once: no callback may run in the middle of another function. */
 static void on_job_refused(struct loop *loop, struct loop_message *message)
 {
     struct worker_job *worker = CONTAINER_OF(message, struct worker_job, message);

@@ -1,9 +1,10 @@
-/* What one loop remembers of entities: a map by the entity, and a list in the order of arrival, so that the oldest entries go first.
+/* The copies and absences in the memory of one loop: a map by the entity, and a list in the order of arrival, so that the oldest
+ * entries are removed first.
  *
  *     map    ─▶ item 7 for every caller: copy, version 3 ─▶ session 9 for ann: copy, version 5 ─▶ session 9 for bob: hidden, 5
  *     oldest ─▶ … ─▶ newest
  *
- * An entry never changes: an event replaces it. It serves for HYDRATION_MEMORY_MS at most, and stays for its version for
+ * An entry never changes: an event replaces it. It serves for HYDRATION_MEMORY_MS at most, and its version is remembered for
  * VERSION_MS, as long as the bus keeps an answer, so that a late answer is recognized. Versions are those of the entity: an event
  * for one caller makes the older entries of all callers obsolete. */
 #include <stdlib.h>
@@ -21,7 +22,7 @@ struct hydration_memory_entry {
     struct map_node node;
     TAILQ_ENTRY(hydration_memory_entry) by_age;
     size_t bytes;
-    enum hydration_known known; /* NOT: only the version */
+    enum hydration_known known; /* KNOWN_NOT: only the version */
     struct str tenant, entity_type, entity_id, subject;
     struct str data, source_module;
     struct hydration_cover cover;
@@ -74,7 +75,7 @@ static bool is_current(const struct hydration_memory_entry *entry, int64_t now_n
     return entry->known != HYDRATION_KNOWN_NOT && entry->until_ns > now_ns;
 }
 
-/* Of the entries for a caller the newer one counts, and of the same version the caller's own. */
+/* Of the entries that a caller may see the newest counts, and of the same version the caller's own. */
 struct hydration_known_entity hydration_memory_find(const struct hydration_memory *memory,
                                                     const struct hydration_need *need, int64_t now_ns)
 {

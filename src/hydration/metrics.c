@@ -1,4 +1,4 @@
-/* Hydration's metrics (H7). Each thread caches the series of the consumers that it counts for. */
+/* Hydration's metrics (H7). Each thread caches the series of the consumers that it counts. */
 #include <pthread.h>
 
 #include "base/clock.h"

@@ -130,7 +130,7 @@ static bool answer_one(struct hydration_owner_slot *slot, struct hydration_asked
                                    .entity_type = question->entity_type,
                                    .entity_id = question->entity_id,
                                    .cover = question->cover}};
-    note_asked(slot); /* before the look: a change that it does not see wakes the follower */
+    note_asked(slot); /* before the look: a later change wakes the reader of the owner's events */
     enum status status = look_open(look, &slot->row, clock_deadline_ms(HYDRATION_OWNER_MS), &error);
     FAILPOINT("hydration.before_answer");
     if (status != STATUS_OK) {
@@ -251,7 +251,7 @@ int64_t hydration_held_ms(const struct hydration *hydration)
 
 /* ---- the owner's own events ---- */
 
-/* Of several changes of one entity in a batch the last one is looked up. */
+/* Is there a later change of the same entity in the batch? Only the last one is looked up. */
 static bool is_followed_later(const struct hydration_ref *refs, size_t at, size_t count)
 {
     for (size_t i = at + 1; i < count; i++)

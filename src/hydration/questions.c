@@ -1,7 +1,7 @@
 /* Questions to one owner of this process, on their way to the workers. Each owner has a bounded queue and answers few questions at
  * once, so that an owner that hangs holds up no other. Tenants take turns, and each has a bounded part of the queue: as many as one
- * loop looks up of a type at once, so that a burst of lookups waits and is not dropped. A question that is too many, or that waited
- * longer than its lookup, is dropped and counted: the oldest first, since its lookup ends first. */
+ * loop looks up of a type at once, so that a burst of lookups waits and is not dropped. A question for which there is no room, or
+ * that waited longer than its lookup, is dropped and counted: the oldest first, since its lookup ends first. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -12,7 +12,7 @@
 enum {
     QUESTIONS_MAX = HYDRATION_LOOKUPS_MAX,
     QUESTIONS_OF_TENANT_MAX = HYDRATION_TYPE_MAX,
-    QUESTION_BYTES = 512, /* of most: the bound counts questions, so each should be small */
+    QUESTION_BYTES = 512, /* enough for most: the bound counts questions, so each should be small */
 };
 
 void hydration_asked_free(struct hydration_asked *asked)

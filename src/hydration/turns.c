@@ -1,4 +1,4 @@
-/* Tenants take turns: of the shares with queued items each has one taken, then the next share has one.
+/* Tenants take turns: one item of the first share in line is taken, the share goes to the end of the line, and so on.
  *
  *     line ─▶ greedy: item ─▶ item ─▶ … ─▶ modest: item       taken: greedy's, modest's, greedy's, … */
 #include <stdlib.h>

@@ -1,11 +1,11 @@
-/* Waiters: every way in and out. Lookups of one entity differ by how much of it they need and, once it has shown to be private, by
- * the caller.
+/* Waiters: how a wait begins and how it ends. Lookups of one entity differ by how much of it they need and, once an answer has
+ * shown that it is private, by the caller.
  *
  *     bucket ─▶ lookup (item 7, full) ─▶ lookup (item 7, existence) ─▶ lookup (session 9, full, for ann)
  *                  └ waiters: ann, bob, ann, eve
  *
- * A wait ends by an event (deliver.c), at its deadline, by its caller or when the shard stops; shortly before the deadline the
- * ledger is read once more, for all waiters of a lookup together.
+ * A wait ends by an event (deliver.c), at its deadline, when its caller cancels it or when the shard stops; shortly before the
+ * deadline the ledger is read once more, for all waiters of a lookup together.
  *
  * Callbacks may ask, cancel and free: a waiter that leaves moves to the shard's list first, and callbacks run when all that leave
  * are there and their lookups are settled. */
@@ -92,7 +92,7 @@ static struct str cut_data(const struct hydration_cover *cover, struct str data,
     return buf_str(out);
 }
 
-/* Completes it without a wait. */
+/* Completes a waiter that did not have to wait. */
 static void complete_now(struct hydration_waiter *waiter, const struct hydration_need *need,
                          const struct hydration_outcome *outcome)
 {
@@ -101,7 +101,7 @@ static void complete_now(struct hydration_waiter *waiter, const struct hydration
     waiter->on_done(waiter, outcome);
 }
 
-/* ---- in ---- */
+/* ---- beginning a wait ---- */
 
 static void on_waiter_due(struct loop_timer *timer);
 
@@ -202,7 +202,7 @@ void hydration_ask(struct hydration *hydration, const struct hydration_policy *p
     }
 }
 
-/* ---- out ---- */
+/* ---- ending a wait ---- */
 
 void hydration_waiter_cancel(struct hydration_waiter *waiter)
 {
@@ -290,7 +290,8 @@ static void on_background_done(struct hydration_waiter *waiter, const struct hyd
     loop_free_later(waiter->shard->loop, CONTAINER_OF(waiter, struct background, waiter), free);
 }
 
-/* A waiter in place of a caller that deferred; at the front of the list, where the others of its kind are: one for each caller. */
+/* Waits on for a caller that deferred and gets its answer now, so that the lookup continues. At most one for each caller; they are
+ * at the front of the list. */
 static void wait_in_background(struct hydration_lookup *lookup, const struct hydration_waiter *caller)
 {
     struct hydration_shard *shard = lookup->shard;
@@ -319,7 +320,7 @@ static void wait_in_background(struct hydration_lookup *lookup, const struct hyd
     start_waiting(&background->waiter, caller->subject);
 }
 
-/* First the last read, then the timeout: with a stale copy, if there is one, the memory's or else the ledger's. */
+/* The timer fires twice: for the last read, then for the timeout, whose outcome has a stale copy of memory or else of the ledger. */
 static void on_waiter_due(struct loop_timer *timer)
 {
     struct hydration_waiter *waiter = CONTAINER_OF(timer, struct hydration_waiter, timer);

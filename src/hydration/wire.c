@@ -23,7 +23,7 @@ enum {
 
 /* ---- sending ---- */
 
-/* By one key all events of an entity stay in order within their topic. What a reader would refuse is not sent (H1). */
+/* All events of an entity have the same key, so they stay in order within their topic. What a reader would refuse is not sent (H1). */
 enum status hydration_wire_send(struct hydration *hydration, const struct hydration_event *events,
                                 size_t count, int64_t deadline_ns, struct error *error)
 {
@@ -104,8 +104,8 @@ static void count_invalid(struct hydration *hydration, struct str topic, const s
 
 /* ---- questions ---- */
 
-/* False: it is invalid, and of this owner. Every owner reads every question: an invalid one is reported by the owner that it names, or
- * by all if it names none. */
+/* False: it is invalid, and this owner has to report it. Every owner reads every question: an invalid one is reported by the owner of
+ * its type, or by all owners if it has no type. */
 static bool take_question(struct hydration_owner_slot *slot, const struct bus_message *message,
                           struct arena *arena, struct error *error)
 {

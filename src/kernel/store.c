@@ -222,7 +222,7 @@ static void *open_hydration(void *owner, struct error *error)
     return store;
 }
 
-/* Every few seconds something is over: no news. */
+/* Rows expire all the time: their deletion is not logged. */
 static void say_nothing(void *context, int64_t count)
 {
     (void)context;

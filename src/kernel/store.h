@@ -6,7 +6,7 @@
  * and on_store() of each module is called. Until then, and whenever PostgreSQL does not answer, requests that need the store
  * get 503.
  *
- * refdata has databases of its own and does not use the store. */
+ * refdata has databases of its own; it uses the store only as an owner in hydration. */
 #ifndef FRESHET_KERNEL_STORE_H
 #define FRESHET_KERNEL_STORE_H
 
@@ -39,8 +39,8 @@ enum status kernel_outbox_create(struct kernel *kernel, const struct outbox_conf
 /* ---- hydration (hydration/hydration.h), from start() to destroy() ---- */
 struct hydration;
 struct hydration *kernel_hydration(struct kernel *kernel); /* NULL: this process has no store */
-/* In start(): the module asks for entities of this type; NULL: of whichever type its clients name. Answers are listened to
- * only where somebody asks, and a type that nobody provides is warned about. The text is borrowed. */
+/* In start(): the module asks for entities of this type; NULL: of whichever type its clients name. Answers are read
+ * only where a module asks; the start logs a warning for a type without an owner. The text is borrowed. */
 void kernel_hydration_consumes(struct kernel *kernel, const char *entity_type);
 
 /* ---- without a process: `freshet migrate`, `freshet outbox` ----

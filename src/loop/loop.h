@@ -74,7 +74,7 @@ void loop_free_later(struct loop *loop, void *memory, void (*free_fn)(void *memo
 
 /* ---- parked work: an owner waiting for a message or its timer, whichever is first, exactly once ----
  * Others refer to it by (loop, slot, generation), never by pointer: a reference to something that is gone finds
- * nothing. At most loop_parked_max() at once (C7). */
+ * nothing. At most parked_max of struct loop_options at once (C7). */
 struct loop_park_ref {
     struct loop *loop;
     uint32_t slot;

@@ -1,11 +1,11 @@
 /* Live streams: one broadcaster for everything that many connections follow at once.
  *
- * A topic is a chain of immutable segments, each encoded once for all subscribers. A subscriber is a finger on that chain: its
+ * A topic is a chain of immutable segments, each encoded once for all subscribers. A subscriber is a place on that chain: its
  * whole state is a segment and an offset, its work a copy into the socket.
  *
  *     first ─→ segment ─→ segment ─→ segment ─→ newest          kept: bounded by positions and bytes
  *       ↑         ↑                     ↑
- *     finger    finger (behind)       finger (up to date)       before `first`: cut off
+ *     subscriber  subscriber (late)   subscriber (up to date)   before `first`: cut off
  *
  * A segment leads from one position to another (a version, a sequence number). A client that reconnects sends its position and
  * continues from there while that is kept.

@@ -7,7 +7,7 @@
 #include "base/list.h"
 #include "stream/stream.h"
 
-/* Holds a reference to the next one, so that a finger anywhere finds its way to the end. */
+/* Holds a reference to the next one, so that a subscriber at any segment reaches the end. */
 struct stream_segment {
     atomic_uint refs;
     unsigned lines;
@@ -26,7 +26,7 @@ enum stream_lead {
     STREAM_LEAD_AHEAD,   /* its position is yet to come */
 };
 
-/* A finger. It travels to its loop as a message, and back to the owner when it is done, to be freed there. */
+/* A place on the chain. It is sent to its loop as a message, and back to the owner when it is done, to be freed there. */
 struct stream_subscriber {
     struct loop_message message;
     struct stream_topic *topic;          /* referenced */

@@ -1,4 +1,4 @@
-/* A topic's followers on one loop: each a finger on the chain, woken together, a bounded number in a tick. */
+/* A topic's subscribers on one loop: each has its place on the chain; they are woken together, a bounded number in a tick. */
 #include "base/clock.h"
 #include "base/memory.h"
 #include "stream/stream_inside.h"

@@ -1,7 +1,7 @@
 /* Advisories: the server reports a message that it does not deliver again though it was not acknowledged, since its deliveries are
  * used up, or another client has terminated it. It sends an advisory once, so streams keep the advisories, and each partition has a
  * durable consumer there for each kind, read by the holder of the partition. The holder stores a dead letter of the message, by its
- * place in the stream, and only then acknowledges the advisory: a crash between the two stores the same letter again, with the same
+ * place in the stream, and only then acknowledges the advisory: a crash between the two stores the dead letter again, with the same
  * id.
  *
  * A message that is still here is left to its handler, and the advisory is sent again. A message that was returned to the server
@@ -350,7 +350,7 @@ static enum status publish_dead_letter(struct nats_partition *partition, const s
     return status;
 }
 
-/* A stream that was created after the advisory has another message at that place: then the letter has no content. */
+/* A stream that was created after the advisory has another message at that place: then the dead letter has no content. */
 static bool store_dead_letter(struct nats_partition *partition, const struct nats_advisory *advisory)
 {
     const struct nats_reader *reader = partition->reader;

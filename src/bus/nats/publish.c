@@ -5,7 +5,7 @@
  * Messages that are not acknowledged when the connection is back are sent again, in order and with the same Nats-Msg-Id: the
  * server drops those that it has. The id is the event id, so a retry of the caller is dropped too; a second message of the same
  * event id in one call is intended, and gets an id of its own. The id of a dead letter is made of the group and the place, since
- * several groups may give up the same event, and two members of a group the same message; a letter that is sent back to its
+ * several groups may give up the same event, and two members of a group the same message; a dead letter that is sent back to its
  * topic still has these headers, and is not a repetition of the first message. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,7 +55,7 @@ static void make_id(struct nats *nats, const struct bus_message *messages, size_
     for (size_t i = 0; i < id.len && is_usable; i++)
         is_usable = id.ptr[i] > ' ' && id.ptr[i] < 0x7f;
     if (group.ptr && offset.ptr && !bus_topic_find(&nats->bus, message->topic)->dead) {
-        /* a letter; a stream that was created again has other content at the same place */
+        /* a dead letter; a stream that was created again has other content at the same place */
         snprintf(out, BUS_REASON_BYTES, "freshet:dlq-%.*s-%u-%.*s-%016llx", STR_ARG(group),
                  message->partition, STR_ARG(offset), (unsigned long long)hash_content(message->payload));
         return;

@@ -1,4 +1,5 @@
-/* Requests and nodes: choice of the node, redirects, time limits, and the probe. */
+/* Requests and nodes: choice of the node, redirects, time limits; and the probe, a request every few seconds that finds out whether
+ * Redis answers and which nodes the cluster has. */
 #include "bus/redis/cluster.h"
 
 #include <stdio.h>
@@ -16,7 +17,7 @@ enum {
     NODES_MAX = 1024,
     PROBE_MS = 5000,
     PROBE_RETRY_MS = 250,
-    PROBE_FAILURES_LOGGED = 3, /* a failover is over before */
+    PROBE_FAILURES_LOGGED = 3, /* in a row; a failover has fewer */
 };
 
 static void request_send_to(struct redis_node *node, struct redis_request *request);

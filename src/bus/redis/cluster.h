@@ -4,7 +4,7 @@
  *
  * A request is one or more commands for one stream. It is sent again only when no node can have executed it: after MOVED and
  * ASK, and when the connection could not be opened. When a connection ends or a node does not answer in time, its requests
- * fail (DB_DOWN, TIMEOUT: they may have been executed), and their streams are looked up again from the known nodes. A node
+ * fail (DB_DOWN, TIMEOUT: they may have been executed), and the next request for their stream asks any known node. A node
  * that failed is avoided for a moment, and requests that only it can answer fail at once. */
 #ifndef FRESHET_BUS_REDIS_CLUSTER_H
 #define FRESHET_BUS_REDIS_CLUSTER_H
@@ -31,7 +31,7 @@ struct redis_request {
     struct buf commands;
     size_t reply_count; /* how many replies the commands have */
     struct redis_route *route;
-    redis_done_fn *on_done;          /* DB_ERROR: the reply is an error, which is no redirect */
+    redis_done_fn *on_done;          /* DB_ERROR: the reply is an error and not a redirect */
     const struct redis_reply *reply; /* the first error, else the last reply */
     struct arena arena;              /* of the replies; reset by the next send */
     size_t replies_seen;
@@ -74,8 +74,8 @@ struct redis_cluster {
     unsigned turn;
     bool is_closing;
     atomic_bool is_up;             /* the last request was answered */
-    bool is_known;                 /* a node has answered the probe: it is a cluster, or a single Redis */
-    struct redis_requests waiting; /* for the first such answer */
+    bool is_known;                 /* a single Redis, or a node of the cluster has answered the probe */
+    struct redis_requests waiting; /* for the first answer to the probe */
     struct redis_request probe;
     struct redis_route *probe_route;
     const char *probe_key;

@@ -29,9 +29,16 @@ struct redis_topic {
 
 /* ---- readers ---- */
 
-/*  JOINING ──▶ IDLE ──▶ READING ──▶ HOLDING ──▶ HANDLING ──▶ IDLE (all settled) or HOLDING
- *     ▲                    │ NOGROUP, or nothing to handle: IDLE
- *     └────────────────────┘                                                     any ──▶ LEFT */
+/*  JOINING  ─▶ IDLE      joined for the first time
+ *           ─▶ HOLDING   joined again: messages may be missing, which is a gap
+ *  IDLE     ─▶ READING   woken by the channel, or the poll is due
+ *  READING  ─▶ HOLDING   there are entries, or a gap
+ *           ─▶ IDLE      there are none, or the request failed
+ *           ─▶ JOINING   NOGROUP: Redis lost its data, or another pod removed the group
+ *  HOLDING  ─▶ HANDLING  a worker takes them
+ *  HANDLING ─▶ IDLE      all are settled
+ *           ─▶ HOLDING   some are not: they are handed over again after a pause
+ *  any      ─▶ LEFT */
 enum redis_reader_state {
     READER_JOINING,  /* creates its consumer group */
     READER_IDLE,     /* waits for the channel, the poll, or the end of a backoff */
@@ -96,9 +103,10 @@ struct redis_reader {
     struct task *task;
     struct bus_delivery delivery;
     struct redis_hints hint_sets[2], *hints, *hints_handed; /* one is filled while the other is handed over */
+    /* on_ready is to be called by the next run; by this run; this run hands over entries or a gap, not only hints. */
     bool is_ready_due, hands_ready, hands_entries;
-    size_t settled;
-    int64_t wait_ms;
+    size_t settled;  /* by this run */
+    int64_t wait_ms; /* before the rest is handed over again */
 
     /* pods.c */
     struct redis_request pods_request;

@@ -1,4 +1,4 @@
-/* A connection: connecting → TLS → authenticating → open → closed. */
+/* A connection and its states: CLOSED → CONNECTING → [HANDSHAKE →] [AUTHENTICATING →] OPEN → CLOSED; also from any state to CLOSED. */
 #include "bus/redis/link.h"
 
 #include <arpa/inet.h>
@@ -121,7 +121,7 @@ static void link_watch(struct redis_link *link)
     loop_io_change(link->loop, &link->io, LOOP_READ | (writes ? (unsigned)LOOP_WRITE : 0u));
 }
 
-/* Of reading or writing: n bytes, 0: not now, -1: it failed and is closed. */
+/* The result of a read or write: n bytes; 0: not now; -1: it failed, and the link is closed. */
 static ssize_t link_result(struct redis_link *link, ssize_t n, const char *what)
 {
     if (n > 0)

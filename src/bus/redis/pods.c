@@ -1,6 +1,6 @@
-/* Consumer groups of dead pods are removed. Each pod marks itself as alive by a key that expires. A group is dead when its mark
- * has expired, no consumer has read it for as long, and this pod has seen it so for as long again: a group of another program
- * that sets no mark is safe as long as it is read.
+/* Removes the consumer groups of dead pods. Each pod marks its groups as alive by keys that expire after pod_dead_ms. A group is
+ * dead when it has no mark and no consumer has read it for pod_dead_ms, and this pod has found it so for another pod_dead_ms. So
+ * a group of another program, which sets no mark, is safe as long as it is read.
  *
  *   LIST   renews our own mark and lists the groups
  *   LOOK   asks for the marks and the consumers of the others

@@ -15,7 +15,7 @@
 enum {
     RETRY_MIN_MS = 20,
     RETRY_MAX_MS = 2000,
-    FAILURES_LOGGED = 3, /* a cut or a failover is over before */
+    FAILURES_LOGGED = 3, /* in a row; a failover has fewer */
     FIRST_COUNT = 16,    /* entries to ask for before their size is known */
 };
 
@@ -77,7 +77,7 @@ static void reader_failed(struct redis_reader *reader, const struct error *error
     reader->is_woken = true;
     reader->is_unsure =
         reader->is_ready;  /* the server may have delivered entries, and their reply was lost */
-    reader->ack_count = 0; /* they are pending, and found there */
+    reader->ack_count = 0; /* their entries are still pending: READ_PENDING finds them */
     reader->wait_until_ns = clock_deadline_ms(wait_ms);
     reader_rest_until(reader, reader->wait_until_ns);
 }
@@ -110,7 +110,7 @@ static void reader_note_gap(struct redis_reader *reader)
 
 /* ---- joining ---- */
 
-/* An old group of this name is of no use: this process does not know what it had handled. */
+/* An old group of this name is replaced: this process does not know what it had handled. */
 static void reader_join(struct redis_reader *reader)
 {
     struct redis_request *request = &reader->request;
@@ -359,7 +359,7 @@ static int64_t reader_run(struct task *task, void *context)
     (void)task;
     if (reader->hands_ready && spec->on_ready)
         spec->on_ready(spec->context);
-    if (hints->count > 0) { /* they have no verdicts: they are delivered again from the stream */
+    if (hints->count > 0) { /* their verdicts do not count: they are delivered again from the stream */
         struct bus_batch batch = {
             .messages = hints->messages,
             .count = hints->count,
@@ -427,8 +427,8 @@ void redis_reader_leave(struct redis_reader *reader, bool removes_group)
     redis_cluster_send(&reader->redis->cluster, request);
 }
 
-/* Two subscriptions of one process may have the same group: each has a consumer group of its own. The mark is in the stream's
- * slot: with its hash tag, or all of its name as one. */
+/* Two subscriptions of one process may have the same group: each has a consumer group of its own. The key that marks it as alive
+ * is in the stream's slot: it has the stream's hash tag, or the whole name of the stream as its hash tag. */
 static void reader_name_group(struct redis_reader *reader)
 {
     const struct redis *redis = reader->redis;

@@ -1,5 +1,5 @@
 /* The Redis driver's life. It has a loop and a thread of its own, on which everything happens but the handlers and the
- * waiting of publishers: no other loop is held up by it, and a stop never waits for a server. */
+ * waiting of publishers: no other loop is held up by it, and a stop waits for Redis LEAVE_MS at most. */
 #include "bus/redis/inside.h"
 
 #include <stdio.h>
@@ -240,7 +240,7 @@ static enum status redis_take_topics(struct redis *redis, const struct bus_redis
         if (state->spec.partitions != 1)
             return error_set(error, STATUS_CONFIG, "topic %s has %u partitions: on Redis a topic has one",
                              state->spec.name, state->spec.partitions);
-        /* a brace that begins no hash tag: then no other key can be placed in the stream's slot */
+        /* with a brace that does not begin a hash tag no other key can be placed in the stream's slot */
         const char *open = strchr(topic->stream, '{'), *close = strchr(open ? open : topic->stream, '}');
         if (open ? !close || close == open + 1 : close != NULL)
             return error_set(error, STATUS_CONFIG, "a stream called \"%s\" has a brace but no hash tag",

@@ -1,4 +1,5 @@
-/* Unknown fields are ignored: a later version may have them. */
+/* Reads an event of entitlements from the bus: protobuf and headers, every field checked. Unknown fields are ignored: a later
+ * version may have them. */
 #include "modules/notification/event.h"
 
 #include <entitlement.pb-c.h>

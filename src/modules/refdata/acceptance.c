@@ -1,3 +1,4 @@
+/* Accepting updates: checks before the database, the call of refdata.accept_updates(), its verdicts, and the states of updates. */
 #include "modules/refdata/acceptance.h"
 
 #include <stdio.h>

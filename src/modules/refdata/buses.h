@@ -26,7 +26,7 @@ struct refdata_buses {
     const char *commands_topic;
     unsigned parallel; /* bus_subscription's, of apply */
     bool shared;       /* with the flows of other databases: commands_topic may have what is theirs */
-    bool buries;       /* commands that are nobody's: one flow does */
+    bool buries;       /* dead-letters commands for unknown dictionaries; of flows that share a topic, one */
     char apply_group[REFDATA_GROUP_BYTES], pods_group[REFDATA_GROUP_BYTES];
 };
 

@@ -1,5 +1,5 @@
-/* Two ways onto the topic. In PostgreSQL: the bus's own rows, in the same transaction. To Kafka: rows of
- * refdata.command_outbox, and an outbox engine in every process that writes them, woken by each commit. An id is taken
+/* Puts commands on the topic refdata.commands, in two ways. In PostgreSQL: the bus's own rows, in the same transaction. To Kafka:
+ * rows of refdata.command_outbox, and an outbox engine in every process that writes them, woken by each commit. An id is taken
  * when its row is written, so of two updates of a pair the one that was answered before the other was sent goes first. */
 #include "modules/refdata/commands.h"
 

@@ -4,8 +4,8 @@
  *          ─ relay ─ topic refdata.invalidations ─ query: load, swap
  *
  * One per database, since the embedded bus lives in it. Made with the database, started on the home loop when the sweep finds the
- * schema in place, stopped by the main thread. Roles hang their own part in by the functions below; a NULL part is a role
- * that does not run here. */
+ * schema in place, stopped by the main thread. What each role runs is a part (struct kernel_part, kernel/site.h) of the table in
+ * flow.c; the pointer of a role that does not run here is NULL. */
 #ifndef FRESHET_REFDATA_FLOW_H
 #define FRESHET_REFDATA_FLOW_H
 
@@ -16,7 +16,7 @@
 
 /* A body at its largest, with what the server adds to it. */
 #define REFDATA_MESSAGE_BYTES_MAX (1032u << 20)
-/* On a command whose sender waits for its commit: apply then tells every process by a notice. */
+/* On a command whose sender waits for its decision: apply then sends a notice of it to every process. */
 #define REFDATA_HEADER_WAITED "waited"
 
 struct refdata_flow {
@@ -38,7 +38,7 @@ struct refdata_flow {
     struct outbox *relay; /* relay/: this, where the role runs, or a notifier that wakes it elsewhere */
     struct outbox_notifier *relay_notifier;
     struct refdata_adapter *adapter;             /* adapter/ */
-    struct refdata_invalidations *invalidations; /* query/: the pod's ear */
+    struct refdata_invalidations *invalidations; /* query/: receives new versions */
 };
 
 /* ---- flow.c ---- */
@@ -56,8 +56,8 @@ struct refdata_catalog *refdata_flow_catalog(const struct refdata_flow *flow);
 /* On a loop: the flow of a database, or NULL while it is not started. Valid until the callback returns. */
 struct refdata_flow *refdata_flow_of(const struct refdata_database *database);
 
-/* Any thread, after the commit: these updates are decided. Releases who waits for them here and elsewhere, has the pod's
- * caches reloaded, wakes the relay. `waited[i]` (NULL = all false): somebody in another process may wait. */
+/* Any thread, after the commit: these updates are decided. Releases the waiters here and in other processes, has the
+ * pod's caches reloaded, wakes the relay. `waited[i]` (NULL = all false): a client of another process may wait. */
 void refdata_flow_decided(struct refdata_flow *flow, const struct refdata_outcome *outcomes,
                           const bool *waited, size_t count);
 

@@ -86,7 +86,7 @@ static void each_database(struct config *config, const void *section,
     }
 }
 
-/* Where items are answered for, and what changed is told. */
+/* Where it owns an entity type of hydration: items are looked up, and their changes published. */
 static bool uses_store(const struct kernel *kernel, const void *section)
 {
     (void)section;

@@ -1,4 +1,4 @@
-/* Pointers are taken apart once, when the configuration is read; a message only walks the steps. */
+/* JSON pointers (RFC 6901) of the adapter's settings: parsed once, when the configuration is read, then applied to each message. */
 #include "modules/refdata/adapter/adapter.h"
 
 enum status refdata_pointer_compile(struct str text, struct arena *arena, struct refdata_pointer *pointer,

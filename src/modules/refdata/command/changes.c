@@ -2,7 +2,7 @@
  * some consumer hydrates; here those rows are claimed, and what consumers hold of their items is published: once for each
  * item, with its content at that moment, so that several updates of an item cost one message.
  *
- * One process that knows the dictionary claims the rows, and deletes them when the bus of events has the messages. After a
+ * A process that can read the dictionary claims the rows, and deletes them when the bus of events has the messages. After a
  * failure the unpublished rest of a pair goes to the end of the queue, so that a failing pair does not delay the others. An item
  * that can never be published is logged and left out: copies of it expire. The task runs when it is woken and, because a notice
  * can be lost, every few seconds. */
@@ -120,7 +120,7 @@ static enum status list_held(struct claim *claim, struct pair *pair, int64_t dea
     return status;
 }
 
-/* What would fail for ever is left out. */
+/* OK for an item that would always fail: it is logged and left out. */
 static enum status skip_unpublishable(const struct pair *pair, struct str id, enum status status,
                                       const struct error *error)
 {
@@ -131,7 +131,7 @@ static enum status skip_unpublishable(const struct pair *pair, struct str id, en
     return STATUS_OK;
 }
 
-/* The first failure; all others go on. */
+/* Returns the first failure; the other pairs are published all the same. */
 static enum status publish_rows(struct claim *claim, struct error *error)
 {
     const struct db_result *rows = claim->rows;
@@ -179,7 +179,7 @@ static enum status publish_rows(struct claim *claim, struct error *error)
     return status;
 }
 
-/* False in *found: no row waits. */
+/* *found: rows were claimed. */
 static enum status publish_once(const struct refdata_flow *flow, bool *found, struct error *error)
 {
     struct claim claim = {.hydration = kernel_hydration(flow->refdata->kernel),

@@ -1,4 +1,4 @@
-/* The command role (R1, R2, R11): POST /updates and what became of it.
+/* The command role (R1, R2, R11): POST /updates, and the status of an update.
  *
  *     loop ─ post.c: check, park ─ committer.c: queue ─ worker ─ commit.c: one transaction for all that are queued
  *          ─ loop ─ post.c: answered, or it waits for its decision ─ decisions.c
@@ -15,8 +15,8 @@
 #include "modules/refdata/flow.h"
 
 /* ---- decisions.c: clients that wait for the decision of an update, and how it reaches them (R1) ----
- * At once where it was decided in this process, by a notice of the database where it was another. No thread is held, and
- * nothing is polled. */
+ * At once where it was decided in this process, by a notice of the database where it was another. No thread is held. Rows are read
+ * only where a notice may be missing. */
 
 /* Embedded in its owner. `message` is posted to `loop` once, unless refdata_decisions_remove() was in time. */
 struct refdata_waiter {
@@ -51,13 +51,13 @@ enum refdata_post_step {
     REFDATA_POST_PARSING,    /* a worker checks its large body */
     REFDATA_POST_COMMITTING, /* the committer has it */
     REFDATA_POST_WAITING,    /* for its decision */
-    REFDATA_POST_ANSWERED,   /* or not asked for any more; the message of its decision is on its way */
+    REFDATA_POST_ANSWERED,   /* or its client has gone; kept until the message of its decision arrives */
 };
 
 enum refdata_post_result {
     REFDATA_POST_REFUSED,  /* for the reason in `error`; nothing was accepted */
-    REFDATA_POST_TAKEN,    /* committed by this very request */
-    REFDATA_POST_REPLAYED, /* was there before, with the same content */
+    REFDATA_POST_TAKEN,    /* committed by this request */
+    REFDATA_POST_REPLAYED, /* the event was known before, with the same content */
     REFDATA_POST_UNKNOWN,  /* whether it was committed is not known */
 };
 

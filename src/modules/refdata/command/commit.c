@@ -1,13 +1,14 @@
-/* One transaction for a group of POSTs (R1, R11): their rows and their commands commit together, or neither. Two ways, of which
- * the second has a short form:
+/* One transaction for a group of POSTs (R1, R11): their rows and their commands commit together, or neither. There are two ways,
+ * direct and queued; guessed is a short form of queued:
  *
- *     direct   BEGIN, cursors of the partitions, accept ─ apply ─ COMMIT
+ *     direct   BEGIN, cursor locks of the partitions, accept ─ apply ─ COMMIT
  *     guessed  BEGIN, accept, publish, COMMIT in one round trip: a single update that is guessed to be new
  *     queued   BEGIN, accept ─ publish ─ COMMIT; apply receives the commands from the topic
  *
  * Direct is for small deltas where this process applies too. It guesses that all updates are new and that nothing is queued before
- * them. Where a guess was wrong, or direct failed before its commit, the next try takes the next way. The order holds: an update that
- * was answered before is applied, or it is queued, and then the cursors are not granted.
+ * them; if no post has an Idempotency-Key, apply writes the rows and accept is left out. A try that fails is followed by the next way:
+ * direct, guessed, queued. The order of updates holds: an update that was answered earlier is either applied, or still queued, and
+ * then the cursor locks are not granted.
  *
  * A group may be run again at any time: a retry finds the rows of a commit whose reply was lost. Refused posts leave the group, and
  * the others begin again. Where the server refuses a statement each post is run alone, so that one cannot make the others fail. */
@@ -28,7 +29,7 @@ enum {
     DIRECT_MS = 300, /* for applying directly */
     DIRECT_BYTES_MAX = 256 << 10,
     SLOW_PAUSE_MS = 2000,    /* without direct, after it took longer */
-    CONTENDED_PAUSE_MS = 20, /* the same after others held the cursors */
+    CONTENDED_PAUSE_MS = 20, /* the same, after the cursor locks were not granted */
     UNKNOWN_PAUSE_MS = 50,   /* between tries while the outcome of a commit is unknown */
 };
 /* A lock that another transaction holds must not keep the other updates waiting. */
@@ -36,7 +37,7 @@ static const struct db_statement lock_timeout_sql =
     DB_STATEMENT("select set_config('lock_timeout', '300', true)");
 static const struct db_statement begin_sql = DB_STATEMENT("BEGIN");
 
-enum way { DIRECT, GUESSED, QUEUED }; /* a failed try is followed by the next one */
+enum way { DIRECT, GUESSED, QUEUED }; /* after a failed try the next one is taken */
 
 struct group {
     struct refdata_flow *flow;
@@ -46,7 +47,7 @@ struct group {
     int64_t deadline_ns;
     enum way way;
     bool is_unknown;     /* the reply to some COMMIT was lost */
-    bool is_to_be_woken; /* the consumers of the topic */
+    bool is_to_be_woken; /* commands may be queued: wake the consumers of the topic */
     struct error error;
 };
 
@@ -90,8 +91,8 @@ static int compare_partitions(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* BEGIN, the question for the cursors and the acceptance go out with apply's first round trip. *is_granted: the group applies its
- * updates in the place of the topic's consumers. */
+/* BEGIN, the request for the cursor locks and the acceptance are sent with apply's first round trip. *is_granted: the locks are held,
+ * so that the group applies its updates in place of the topic's consumers. */
 static enum status apply_directly(struct group *group, struct db_conn *conn, struct refdata_command *commands,
                                   bool *is_granted, uint64_t *mark, struct arena *arena)
 {
@@ -100,7 +101,7 @@ static enum status apply_directly(struct group *group, struct db_conn *conn, str
     unsigned *partitions =
         arena_alloc(arena, group->count * sizeof *partitions); /* of the posts, each once */
     size_t partition_count = 0;
-    struct db_result *results[2] = {NULL}; /* of BEGIN and of the question for the cursors */
+    struct db_result *results[2] = {NULL}; /* of BEGIN and of the request for the cursor locks */
     bool writes_requests =
         true; /* apply inserts the rows of update_request, as decided: a key needs them before */
     for (size_t i = 0; i < group->count; i++) {
@@ -112,8 +113,8 @@ static enum status apply_directly(struct group *group, struct db_conn *conn, str
         commands[i] = (struct refdata_command){
             .update = post->update,
             .requested_by = post->acceptance.subject.len ? post->acceptance.subject : STR_NONE,
-            .traceparent =
-                post->traceparent, /* no other process waits for it: before this commit it was not there */
+            .traceparent = post->traceparent,
+            /* not `waited`: no other process can wait for it, since it was not there before this commit */
         };
     }
     qsort(partitions, group->count, sizeof *partitions, compare_partitions);
@@ -242,7 +243,7 @@ static enum status commit_queued(struct group *group, struct db_conn *conn, stru
     return status;
 }
 
-/* ---- until it is known ---- */
+/* ---- tries, until the outcome is known ---- */
 
 static enum status try_once(struct group *group, struct db_conn *conn)
 {
@@ -264,8 +265,8 @@ static enum status try_once(struct group *group, struct db_conn *conn)
     return status;
 }
 
-/* Is another try worth it? A connection that broke may have been an old one; without any, only updates whose outcome is
- * unknown go on. */
+/* Is another try worth it? A connection that broke may have been an old one, so a few more are tried. Where none can be opened,
+ * only updates whose outcome is unknown are tried again. */
 static bool may_try_again(const struct group *group, enum status status, bool is_connected, int tries)
 {
     if (status == STATUS_CANCELLED || clock_mono_ns() >= group->deadline_ns)

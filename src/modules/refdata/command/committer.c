@@ -1,8 +1,8 @@
 /* Group commit: one task takes all posts that are queued, up to a transaction's worth, and commits them. So a single POST waits for
  * its own commit only, and many share one.
  *
- * Two posts of the same event, key or chunk never share a transaction: the later one waits for the next, and then finds what the
- * first has left. */
+ * Two posts of the same event, key or chunk never share a transaction: the later one waits for the next, and then finds the
+ * row of the first. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -143,7 +143,7 @@ static void *create_committer(void *owner, struct error *error)
     return committer;
 }
 
-/* What has come is committed, by the caller's thread where no run began for it. */
+/* Posts that are queued are still committed: what the last run leaves, by the caller's thread. */
 static void stop_committer(void *part)
 {
     struct refdata_committer *committer = part;

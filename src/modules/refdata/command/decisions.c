@@ -9,7 +9,9 @@
  *
  * Every role that may connect can send a notice. Where another role than superusers can log in, a notice only means that an update
  * is decided: the decision is read from its row. A bus in PostgreSQL looks for such roles. Without one, the process looks when it
- * reads rows, and trusts notices for a few seconds after that. */
+ * reads rows, and trusts notices for a few seconds after that.
+ *
+ * The same listener and notifier carry notices that items of a hydrated dictionary changed, which wake changes.c. */
 #include "modules/refdata/command/command.h"
 
 #include <pthread.h>
@@ -27,7 +29,7 @@
 enum {
     NOTIFY_WINDOW_US = 200, /* a single decision is sent at once, a stream of them is gathered */
     READ_MS = 2000,
-    PRIVATE_MS = 5000, /* between two looks for other roles, as of the bus */
+    PRIVATE_MS = 5000, /* between two looks for other roles, as in the bus */
 };
 
 struct refdata_decisions {
@@ -193,7 +195,7 @@ static void on_decision_notice(void *context, struct str channel, struct str pay
     if (!str_split(&payload, '/', &tenant) || !str_split(&payload, '/', &event_id) ||
         !str_split(&payload, '/', &decision) || !str_split(&payload, '/', &version) ||
         event_id.len != UUID_TEXT_BYTES - 1 || !str_to_i64(version, &state.version)) {
-        refdata_decisions_read(decisions); /* too many at once: they come without their payload */
+        refdata_decisions_read(decisions); /* too many notices at once are sent without payload */
         return;
     }
     state.decision = str_eq(decision, STR("COMMITTED")) ? REFDATA_COMMITTED : REFDATA_FAILED;

@@ -1,8 +1,10 @@
-/* Answers by the truth: the dictionary is marked as hydrated first, so that later updates are published; then its provider reads
- * the one key, and the version with it, in one snapshot of its database.
- * The version is the dictionary's, for an item that is there and for one that is not: so a late "not found" is seen to be
- * older than the update that made the item. The rules are the routes': the tenant's own. A question brings no scopes, so
- * a dictionary whose reading needs one is not answered for. */
+/* Looks up items of dictionaries for hydration (H6), in PostgreSQL and not in memory. The dictionary is marked as hydrated first
+ * (dictionary_meta.hydrated_until), so that later updates are published; then its provider reads the key and the version in one
+ * snapshot of the database.
+ *
+ * The version is the dictionary's, also for an item that does not exist: so a late "not found" is older than the update that
+ * created the item. Every caller of the tenant may see the items. A question carries no scopes, so an item of a dictionary with a
+ * readScope is always "not found". */
 #include "modules/refdata/command/command.h"
 
 #include "base/clock.h"

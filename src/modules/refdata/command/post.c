@@ -4,6 +4,8 @@
  *     NEW ─▶ PARSING ─▶ COMMITTING ─▶ ANSWERED
  *      └──────────────▶     └▶ WAITING (parked again, a waiter of its decision) ─▶ ANSWERED
  *
+ * A small body goes from NEW to COMMITTING. A refused post goes to ANSWERED from any step.
+ *
  * A post of an event that was known before also reads that event's row from time to time while it waits: the process that decides
  * it may not know that a client waits, and then sends no notice.
  *
@@ -143,7 +145,7 @@ static void answer_post(struct http_request *request, const struct refdata_post 
         send_state(request, post, &state);
 }
 
-/* ---- what the request says ---- */
+/* ---- reading and checking the request ---- */
 
 /* *wait_ms is set where the query has it. */
 static enum status read_query(const struct http_request *request, bool *waits, int64_t *wait_ms,
@@ -174,7 +176,7 @@ static enum status read_query(const struct http_request *request, bool *waits, i
 }
 
 /* Is it an update, of a dictionary that exists and can take it? In the order of R1: the dictionary and the caller's right to write
- * before the rest of the body. On a loop or a worker: nothing is touched but the post and a catalog that stays. */
+ * before the rest of the body. On a loop or a worker: it touches only the post and a catalog that the caller holds. */
 static enum status check_post(struct refdata_post *post, const struct refdata_catalog *catalog)
 {
     const struct refdata_limits limits = refdata_acceptance_limits(catalog);
@@ -277,7 +279,7 @@ static void destroy_post(struct refdata_post *post)
     free(post);
 }
 
-/* No worker has it. Freed at once, or when the message of its decision, which is on its way, has come. */
+/* No worker has it. It is freed at once or, while the message of its decision is on its way, when that has arrived. */
 static void end_post(struct refdata_post *post)
 {
     move_post(post, REFDATA_POST_ANSWERED);
@@ -287,7 +289,7 @@ static void end_post(struct refdata_post *post)
         destroy_post(post);
 }
 
-/* Its request was answered before its time, or is gone. */
+/* Its request was answered by a timeout, or its client has gone. */
 static void abandon_post(struct refdata_post *post)
 {
     post->ref = (struct loop_park_ref){0};
@@ -428,7 +430,7 @@ void refdata_post_update(struct http_request *request)
     }
 }
 
-/* ---- and back ---- */
+/* ---- back from the committer ---- */
 
 static void on_wait_over(struct http_request *request, void *context)
 {

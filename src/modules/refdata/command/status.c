@@ -1,4 +1,4 @@
-/* GET /updates/{eventId} (R2): the row, as it is. On a worker; an event may be in any of the databases. */
+/* GET /updates/{eventId} (R2): the status of an update, from its row. On a worker; the row may be in any of the databases. */
 #include "base/clock.h"
 #include "base/json.h"
 #include "modules/refdata/command/command.h"
@@ -104,8 +104,8 @@ void refdata_get_update(struct http_request *request)
         uuid_format(&uuid, text);
         status = find_update(request, catalog, str_from(text), &result, &row, &error);
     }
-    if (status ==
-        STATUS_OK) { /* what may be written may be followed; of a dictionary that is gone by everybody */
+    /* Needs the scope for writing, unless the dictionary is not configured any more. */
+    if (status == STATUS_OK) {
         const struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, row.dict_code);
         const char *scope = dictionary ? atomic_load(&dictionary->write_scope) : NULL;
         if (scope && !auth_has_scope(kernel_identity(request), str_from(scope)))

@@ -70,7 +70,7 @@ struct refdata_holding {
     struct loop_timer timer;
     struct refdata_queue *queue;         /* it is, or runs, in */
     TAILQ_ENTRY(refdata_holding) queued; /* there; or among those to be freed */
-    /* Requests that wait: for the first load while there is nothing, for a version (barrier.h) afterwards. */
+    /* Requests that wait: for the first load while there is nothing, for a version (barrier.c) afterwards. */
     struct refdata_asks waiting;
     struct refdata_barrier {
         struct refdata_asks queued; /* for the next question to the primary: their wait is over */
