@@ -128,6 +128,29 @@ void recorder_add(struct recorder *recorder, const struct bus_batch *batch, size
     pthread_mutex_unlock(&recorder->lock);
 }
 
+bool recorder_await_number(struct recorder *recorder, int number)
+{
+    int64_t limit_ns = clock_deadline_ms(PATIENCE_MS);
+
+    while (recorder_times(recorder, number) == 0 && clock_mono_ns() < limit_ns)
+        pause_ms(10);
+    return recorder_times(recorder, number) > 0;
+}
+
+bool recorder_await_gap(struct recorder *recorder)
+{
+    int64_t limit_ns = clock_deadline_ms(PATIENCE_MS);
+    bool told = false;
+
+    while (!told && clock_mono_ns() < limit_ns) {
+        pause_ms(10);
+        pthread_mutex_lock(&recorder->lock);
+        told = recorder->gaps > 0;
+        pthread_mutex_unlock(&recorder->lock);
+    }
+    return told;
+}
+
 void record_and_hold(struct recorder *recorder, struct bus_batch *batch)
 {
     recorder_add(recorder, batch, batch->count);

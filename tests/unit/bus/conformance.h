@@ -89,7 +89,9 @@ void recorder_step(struct recorder *recorder, int step);       /* sets and tells
 bool recorder_await_step(struct recorder *recorder, int step); /* at least; false: it did not come */
 bool recorder_await(struct recorder *recorder, size_t count);  /* seen; false: they did not come */
 bool recorder_await_committed(struct recorder *recorder, size_t count);
-size_t recorder_times(struct recorder *recorder, int number); /* how often was it seen? */
+size_t recorder_times(struct recorder *recorder, int number);      /* how often was it seen? */
+bool recorder_await_number(struct recorder *recorder, int number); /* false: it did not come */
+bool recorder_await_gap(struct recorder *recorder);                /* the same */
 /* To behave: records the batch, and waits for step 1 before it acknowledges. */
 void record_and_hold(struct recorder *recorder, struct bus_batch *batch);
 
