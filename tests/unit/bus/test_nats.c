@@ -5,38 +5,21 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "../db/pg_fixture.h"
 #include "base/log.h"
 #include "base/metrics.h"
 #include "nats_fixture.h"
+#include "sql_rig.h"
 #include "test_nats.h"
 
-static struct db_pool *pool; /* the tests' own */
 struct bus_nats_security nats_next_security;
 struct nats_next nats_next;
-
-static int64_t sql(const char *text)
-{
-    struct db_statement statement;
-    struct db_result *result = NULL;
-    struct db_conn *conn;
-    int64_t value = -1;
-
-    statement = db_statement_of(str_from(text));
-    if (db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL) == STATUS_OK &&
-        db_query(conn, &statement, NULL, clock_deadline_ms(PATIENCE_MS), &result, NULL) == STATUS_OK)
-        value = db_result_rows(result) ? db_result_i64(result, 0, 0) : 0;
-    db_result_free(result);
-    db_release(conn);
-    return value;
-}
 
 /* ---- the driver's table ---- */
 
 static struct bus *create(struct loop *loop, struct worker_pool *workers, const struct bus_topic *topics,
                           size_t topic_count)
 {
-    struct db_target where = pg_fixture_target();
+    struct db_target where = sql_target(6);
     struct bus *bus;
     struct bus_nats_config config = {.loop = loop,
                                      .workers = workers,
@@ -53,25 +36,9 @@ static struct bus *create(struct loop *loop, struct worker_pool *workers, const 
                                      .ack_wait_ms = 1000};
     struct error error = {0};
 
-    where.connections_max = 6;
     if (bus_nats_create(&config, &bus, &error) != STATUS_OK)
         fail_msg("create: %s", error.message);
     return bus;
-}
-
-static bool write_effect(struct db_conn *conn, int number, int64_t deadline_ns)
-{
-    static const struct db_statement insert_sql = DB_STATEMENT("INSERT INTO public.effect VALUES ($1)");
-
-    return db_exec(conn, &insert_sql, DB_PARAMS(db_int(number)), deadline_ns, NULL, NULL) == STATUS_OK;
-}
-
-static size_t count_effects(int number)
-{
-    char text[96];
-
-    snprintf(text, sizeof text, "SELECT count(*) FROM public.effect WHERE number = %d", number);
-    return (size_t)sql(text);
 }
 
 static const struct conformance_driver nats = {
@@ -83,8 +50,8 @@ static const struct conformance_driver nats = {
     .freeze = nats_fixture_freeze,
     .thaw = nats_fixture_thaw,
     .repeats = true,
-    .write_effect = write_effect,
-    .count_effects = count_effects,
+    .write_effect = sql_write_effect,
+    .count_effects = sql_count_effects,
 };
 
 /* ---- a process with topics of the test's own; and NATS itself, as another program sees it ---- */
@@ -122,31 +89,6 @@ static uint64_t stream_messages(const char *stream)
         count = info->State.Msgs;
     jsStreamInfo_Destroy(info);
     return count;
-}
-
-static bool await_gap(struct recorder *recorder)
-{
-    const struct timespec pause = {.tv_nsec = 10000000};
-    int64_t limit_ns = clock_deadline_ms(PATIENCE_MS);
-    bool told = false;
-
-    while (!told && clock_mono_ns() < limit_ns) {
-        nanosleep(&pause, NULL);
-        pthread_mutex_lock(&recorder->lock);
-        told = recorder->gaps > 0;
-        pthread_mutex_unlock(&recorder->lock);
-    }
-    return told;
-}
-
-static bool await_number(struct recorder *recorder, int number)
-{
-    const struct timespec pause = {.tv_nsec = 10000000};
-    int64_t limit_ns = clock_deadline_ms(PATIENCE_MS);
-
-    while (recorder_times(recorder, number) == 0 && clock_mono_ns() < limit_ns)
-        nanosleep(&pause, NULL);
-    return recorder_times(recorder, number) > 0;
 }
 
 /* ---- names and ids ---- */
@@ -397,9 +339,9 @@ static void test_what_is_taken_before_it_was_read_is_a_gap(void **state)
     bool began = recorder_await(&every, 1);
     natsStatus purged = js_PurgeStream(other.js, "purged", NULL, NULL);
     recorder_step(&every, 1);
-    bool told = await_gap(&every);
+    bool told = recorder_await_gap(&every);
     publish(&process, "purged", "k", 9);
-    bool goes_on = await_number(&every, 9);
+    bool goes_on = recorder_await_number(&every, 9);
     process_close(&process);
     assert_int_equal(purged, NATS_OK);
     assert_true(began);
@@ -431,9 +373,9 @@ static void test_a_server_that_lost_everything_is_set_up_again(void **state)
     nats_fixture_resume();
     publish_until_accepted(&process, "lost", "a", 100);
     publish_until_accepted(&process, "lost", "b", 101);
-    bool after = await_number(&shared, 100) && await_number(&shared, 101) && await_number(&every, 100) &&
-                 await_number(&every, 101);
-    bool told = await_gap(&every);
+    bool after = recorder_await_number(&shared, 100) && recorder_await_number(&shared, 101) &&
+                 recorder_await_number(&every, 100) && recorder_await_number(&every, 101);
+    bool told = recorder_await_gap(&every);
     process_close(&process);
     assert_true(before);
     assert_true(after);
@@ -472,7 +414,8 @@ static void test_a_handler_outlives_what_the_server_had(void **state)
         publish_until_accepted(&process, "outlived", "k", i);
     nanosleep(&(struct timespec){.tv_nsec = 700000000}, NULL); /* time for its consumer to be made */
     recorder_step(&shared, 1);
-    bool all = await_number(&shared, 100) && await_number(&shared, 101) && await_number(&shared, 102);
+    bool all = recorder_await_number(&shared, 100) && recorder_await_number(&shared, 101) &&
+               recorder_await_number(&shared, 102);
     process_close(&process);
     assert_true(held);
     assert_true(all);
@@ -525,24 +468,6 @@ static int run_own(void)
     return failed;
 }
 
-static int run_with_database(void)
-{
-    struct db_target where = pg_fixture_target();
-    struct error error = {0};
-
-    if (db_pool_create(&where, &pool, &error) != STATUS_OK) {
-        fprintf(stderr, "%s\n", error.message);
-        return 1;
-    }
-    sql("CREATE TABLE public.effect (number int NOT NULL CHECK (number >= 0))");
-    sql("CREATE INDEX ON public.effect (number)");
-    nats_next.with_database = true;
-    int failed = conformance_run(&nats) + run_own() + nats_run_deliveries();
-    nats_next.with_database = false;
-    db_pool_destroy(pool);
-    return failed;
-}
-
 int main(int argc, char **argv)
 {
     log_set_level(LOG_LEVEL_ERROR);
@@ -553,9 +478,13 @@ int main(int argc, char **argv)
     if (argc == 2)
         cmocka_set_test_filter(argv[1]);
     nats_fixture_start("");
-    pg_fixture_start();
-    int failed = run_with_database() + nats_run_members();
-    pg_fixture_stop();
+    sql_rig_start();
+    nats_next.with_database = true;
+    int failed =
+        conformance_run(&nats) + run_own() + nats_run_names() + nats_run_letters() + nats_run_deliveries();
+    nats_next.with_database = false;
+    failed += nats_run_members();
+    sql_rig_stop();
     nats_fixture_stop();
     failed += nats_run_security();
     return failed ? 1 : 0;

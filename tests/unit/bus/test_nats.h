@@ -15,7 +15,9 @@ extern struct nats_next {
 
 void nats_open_with(struct process *process, const struct bus_topic *topics, size_t count);
 
-int nats_run_deliveries(void); /* number of failed tests */
+int nats_run_names(void); /* number of failed tests */
+int nats_run_letters(void);
+int nats_run_deliveries(void);
 int nats_run_members(void);
 int nats_run_member(const char *url); /* this is the process that dies */
 int nats_run_security(void);          /* ends with no server */
