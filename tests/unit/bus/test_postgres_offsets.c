@@ -1,6 +1,5 @@
 /* The PostgreSQL driver: which offsets there are: retention, gaps, tails that are lost, offsets that are used again. */
 #include <stdio.h>
-#include <time.h>
 
 #include "base/metrics.h"
 #include "postgres_rig.h"
@@ -43,8 +42,7 @@ static void test_retention_waits_for_the_slowest_group(void **state)
     for (int i = 0; i < 50; i++)
         publish(&process, "keep", "k", i);
     assert_true(recorder_await_committed(&fast, 50));
-    const struct timespec rounds = {.tv_nsec = 500000000}; /* several of upkeep, which must not delete */
-    nanosleep(&rounds, NULL);
+    pause_ms(500); /* several rounds of upkeep, which must not delete */
     int64_t held = sql(COUNT_OF("keep"));
     recorder_step(&slow, 1);
     bool came = recorder_await_committed(&slow, 50);
@@ -115,16 +113,12 @@ static void test_a_lost_tail_is_a_gap(void **state)
         " UPDATE platform.bus_partition SET next_offset = 2 WHERE topic = 'tail'");
     publish(&process, "tail", "k",
             5); /* offset 2 again, or behind the gap: it comes either way or is told of */
-    pthread_mutex_lock(&every.lock);
-    while (every.gaps == 0)
-        pthread_cond_wait(&every.changed, &every.lock);
-    pthread_mutex_unlock(&every.lock);
+    bool told = recorder_await_gap(&every);
     publish(&process, "tail", "k", 6);
-    const struct timespec pause = {.tv_nsec = 10000000};
-    for (int i = 0; i < 1000 && recorder_times(&every, 6) == 0; i++)
-        nanosleep(&pause, NULL);
+    recorder_await_number(&every, 6);
     process_close(&process);
     assert_true(came);
+    assert_true(told);
     assert_int_equal(recorder_times(&every, 6), 1);
     recorder_deinit(&every);
 }
@@ -153,10 +147,7 @@ static void test_a_message_handed_over_after_a_crash_does_not_hide_those_at_reus
     sql("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
         " AND backend_type = 'client backend' AND query NOT ILIKE 'listen%'");
     publish_until_accepted(&process, "reused", "k", 15);
-    const struct timespec pause = {.tv_nsec = 10000000};
-    int64_t limit_ns = clock_deadline_ms(PATIENCE_MS); /* some messages come again: the last one counts */
-    while (recorder_times(&every, 15) == 0 && clock_mono_ns() < limit_ns)
-        nanosleep(&pause, NULL);
+    recorder_await_number(&every, 15); /* some messages come again: the last one counts */
     process_close(&process);
     assert_true(came);
     for (int i = 12; i < 16; i++)
