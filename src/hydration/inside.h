@@ -315,8 +315,9 @@ void hydration_asked_free(struct hydration_asked *asked);
 /* Before bus_start(): questions for the owners of this process, and where it `consumes`, answers and changes. */
 enum status hydration_wire_subscribe(struct hydration *hydration, struct bus *events, bool consumes,
                                      struct error *error) MUST_CHECK;
-/* On a worker: a question, a change, or answers. BAD_REQUEST: one makes no valid event, and none is sent. OK of a change: the bus has
- * stored it. Questions and answers are sent at most once on NATS: they are asked again. */
+/* On a worker: a question, a change, or answers. BAD_REQUEST: one of them is not a valid event, and none is sent. PAYLOAD_TOO_LARGE:
+ * the bus refuses one of them; on NATS those before it have been sent. OK of a change: the bus has stored it. Over NATS a question or
+ * an answer may be lost: then its lookup asks again. */
 enum status hydration_wire_send(struct hydration *hydration, const struct hydration_event *events,
                                 size_t count, int64_t deadline_ns, struct error *error) MUST_CHECK;
 
