@@ -153,16 +153,19 @@ void hydration_owner_answer(struct hydration_owner_slot *slot)
     struct hydration_asked *asked;
     struct error error = {0};
     size_t count = 0;
+    bool goes_on;
 
     do {
         asked = hydration_questions_take(slot);
+        /* An answer to another process is sent before the next look, which may take long; an asker here has its answer. */
+        goes_on = asked && asked->asker;
         if (asked && answer_one(slot, asked, &looks[count])) {
             answers[count] = looks[count].event;
             count++;
         } else if (asked) {
             look_close(&looks[count]);
         }
-    } while (asked && count < ANSWERS_MAX && clock_mono_ns() < quick_until_ns);
+    } while (goes_on && count < ANSWERS_MAX && clock_mono_ns() < quick_until_ns);
     deadline_ns = clock_deadline_ms(HYDRATION_OWNER_MS);
     enum status status = hydration_wire_send(slot->hydration, answers, count, deadline_ns, &error);
     FAILPOINT("hydration.after_answer");

@@ -311,6 +311,30 @@ static void an_answer_that_is_too_large_holds_up_no_other(void **state)
     }
 }
 
+static void an_answer_does_not_wait_for_the_next_look(void **state)
+{
+    (void)state;
+    char id[32];
+    rig_gate_close();
+    for (int i = 0; i < HYDRATION_PARALLEL; i++) {
+        snprintf(id, sizeof id, "there-o-first-%d", i);
+        rig_ask(&pods[0], "chat_session", id, "bob", NULL);
+        rig_await(RIG_LOOKED, id, 1);
+    }
+    for (int i = 0; i < HYDRATION_PARALLEL; i++) {
+        snprintf(id, sizeof id, "there-o-%d", i);
+        rig_ask(&pods[0], "chat_session", id, "bob", NULL);
+        snprintf(id, sizeof id, "slow-o-%d", i);
+        rig_ask(&pods[0], "chat_session", id, "bob", NULL);
+    }
+    await_queued(&pods[1].engine.owners[1], 2 * HYDRATION_PARALLEL);
+    rig_gate_open_but_slow();
+    rig_await(RIG_RECEIVED, "there-o-0", 2);
+    rig_gate_open();
+    snprintf(id, sizeof id, "slow-o-%d", HYDRATION_PARALLEL - 1);
+    rig_await(RIG_RECEIVED, id, 2);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -326,6 +350,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_change_of_many_is_published_for_each_held_entity),
         cmocka_unit_test(events_of_an_owner_are_followed_once_it_can_look),
         cmocka_unit_test(an_answer_that_is_too_large_holds_up_no_other),
+        cmocka_unit_test(an_answer_does_not_wait_for_the_next_look),
         cmocka_unit_test(questions_to_an_owner_that_hangs_are_dropped),
     };
     rig_start(argc > 1 && strcmp(argv[1], "nats") == 0);

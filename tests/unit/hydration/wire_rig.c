@@ -22,7 +22,7 @@ static struct {
     size_t malformed, overload, dead[HYDRATION_KINDS];
     char reasons[HYDRATION_KINDS][BUS_REASON_BYTES];
     enum status store_next;
-    bool is_gate_closed;
+    bool is_gate_closed, is_slow_closed;
 } seen = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
 static bool is_nats;
@@ -159,22 +159,33 @@ void rig_await_dead(enum hydration_kind kind, size_t count, char reason[BUS_REAS
 void rig_gate_close(void)
 {
     pthread_mutex_lock(&seen.lock);
-    seen.is_gate_closed = true;
+    seen.is_gate_closed = seen.is_slow_closed = true;
+    pthread_mutex_unlock(&seen.lock);
+}
+
+static void open_gate(bool is_slow_closed)
+{
+    pthread_mutex_lock(&seen.lock);
+    seen.is_gate_closed = false;
+    seen.is_slow_closed = is_slow_closed;
+    pthread_cond_broadcast(&seen.changed);
     pthread_mutex_unlock(&seen.lock);
 }
 
 void rig_gate_open(void)
 {
-    pthread_mutex_lock(&seen.lock);
-    seen.is_gate_closed = false;
-    pthread_cond_broadcast(&seen.changed);
-    pthread_mutex_unlock(&seen.lock);
+    open_gate(false);
+}
+
+void rig_gate_open_but_slow(void)
+{
+    open_gate(true);
 }
 
 static bool must_fail(struct str id)
 {
     pthread_mutex_lock(&seen.lock);
-    while (seen.is_gate_closed)
+    while (seen.is_gate_closed || (seen.is_slow_closed && str_starts_with(id, STR("slow"))))
         wait_a_little();
     char text[64];
     put_text(text, sizeof text, id);

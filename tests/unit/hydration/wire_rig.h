@@ -48,6 +48,7 @@ void rig_pod_close(struct rig_pod *pod);
 void rig_store_next(enum status status); /* the next result of storing, once */
 void rig_gate_close(void);               /* looks wait … */
 void rig_gate_open(void);                /* … no longer */
+void rig_gate_open_but_slow(void);       /* … only those for "slow…" */
 
 /* What an owner has of an id: "absent…", "hidden…", "private…" (alice's), "nobodys…" (private, no owner), "fails…" (once),
  * "huge…" (as large as an event may be: too large for NATS); any other is there. Its data is
