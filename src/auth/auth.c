@@ -175,13 +175,23 @@ enum status auth_reload(struct auth *auth, const struct auth_settings *settings,
     return STATUS_OK;
 }
 
-bool auth_is_ready(const struct auth *auth)
+bool auth_needs_keys(const struct auth *auth)
 {
     struct auth *shared = (struct auth *)(uintptr_t)auth; /* only the mutex changes */
 
     pthread_mutex_lock(&shared->mutex);
-    bool needs_keys =
-        shared->rules->enabled && (shared->rules->jwks_file.len > 0 || shared->rules->jwks_url.len > 0);
+    const struct auth_rules *rules = shared->rules;
+    bool needs_keys = rules->enabled && (rules->jwks_file.len > 0 || rules->jwks_url.len > 0);
+    pthread_mutex_unlock(&shared->mutex);
+    return needs_keys;
+}
+
+bool auth_is_ready(const struct auth *auth)
+{
+    struct auth *shared = (struct auth *)(uintptr_t)auth; /* only the mutex changes */
+    bool needs_keys = auth_needs_keys(auth);
+
+    pthread_mutex_lock(&shared->mutex);
     bool lets_in = auth_rules_let_in(shared->rules);
     struct auth_keyset *keys = auth_keysource_keys(shared->source);
     pthread_mutex_unlock(&shared->mutex);

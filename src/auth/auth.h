@@ -69,7 +69,8 @@ void auth_destroy(struct auth *auth);
  * whether it may be off, do not change either. Blocks like auth_create(): not on a loop. */
 enum status auth_reload(struct auth *auth, const struct auth_settings *settings,
                         struct error *error) MUST_CHECK;
-bool auth_is_ready(const struct auth *auth); /* has it keys? */
+bool auth_needs_keys(const struct auth *auth); /* a file or URL of keys is configured */
+bool auth_is_ready(const struct auth *auth);   /* has it keys? */
 
 /* ---- a request's question ---- */
 struct auth_question {

@@ -53,7 +53,7 @@ static void send_health(struct http_request *request, bool is_readiness)
     bool keys = auth_is_ready(kernel->auth);
     health_component(&health, "auth", STR("keys"), keys,
                      keys ? STR_NONE : STR("no signing keys yet: every token is refused"));
-    if (keys)
+    if (keys || !auth_needs_keys(kernel->auth))
         atomic_store(&kernel->had_keys, true);
     bool is_starting = health.starting || !atomic_load(&kernel->had_keys);
     bool up = !atomic_load(&kernel->stopping) && !(is_readiness && is_starting) &&

@@ -81,7 +81,7 @@ struct kernel {
     struct idempotency *idempotency;
     int64_t stop_deadline_ns; /* stopTimeout after the signal; 0 = a start that failed */
     atomic_bool stopping;     /* readiness is DOWN while requests in flight are finished */
-    atomic_bool had_keys; /* to check tokens with: until then no request is let in, and readiness is DOWN */
+    atomic_bool had_keys;     /* until the configured keys are read once, readiness is DOWN */
 };
 
 bool kernel_wants_module(const struct kernel *kernel, const struct module *module); /* by its roles */
