@@ -98,8 +98,8 @@ static enum status read_url(const struct auth_keysource *source, struct buf *tex
     return status;
 }
 
-/* Reads the document anew. *changed: it differs from the last one. NOT_FOUND: it is the document now, but holds no usable
- * key. What is not a key set changes nothing. */
+/* Reads the document again. *changed: it differs from the last one. NOT_FOUND: it replaced the last one, but has no usable key.
+ * A text that is not a key set is an error, and the last document stays. */
 static enum status refresh(struct auth_keysource *source, struct document *document, bool *changed,
                            struct error *error)
 {

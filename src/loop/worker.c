@@ -30,6 +30,7 @@ struct worker_pool {
     unsigned threads, threads_max;
     unsigned busy; /* threads that run a job; the others sleep, or are about to look for one */
     bool stopping;
+    bool is_short; /* the last thread could not be started, which is logged once */
     pthread_cond_t all_ended;
     pthread_t last_ended; /* not joined yet, if has_ended */
     bool has_ended;
@@ -135,9 +136,10 @@ bool worker_pool_submit(struct worker_pool *pool, struct worker_job *job)
         pthread_t thread;
         int failure = pthread_create(&thread, NULL, run_worker, pool);
         pool->threads += failure == 0;
-        if (failure) /* it works with the threads that it has */
+        if (failure && !pool->is_short) /* it works with the threads that it has */
             log_error("worker_start_failed", LOG_CSTR("pool", pool->name),
                       LOG_CSTR("error", strerror(failure)));
+        pool->is_short = failure != 0;
     }
     accepted = accepted && pool->threads > 0;
     if (accepted) {

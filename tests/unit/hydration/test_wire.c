@@ -287,18 +287,25 @@ static void await_queued(struct hydration_owner_slot *slot, size_t count)
     assert_int_equal(queued, count);
 }
 
+/* Every look that the owner runs at a time waits at the gate: what is asked next is queued. */
+static void hold_all_looks(const char *prefix)
+{
+    char id[32];
+    rig_gate_close();
+    for (int i = 0; i < HYDRATION_PARALLEL; i++) {
+        snprintf(id, sizeof id, "%s-%d", prefix, i);
+        rig_ask(&pods[0], "chat_session", id, "bob", NULL);
+        rig_await(RIG_LOOKED, id, 1);
+    }
+}
+
 /* An owner publishes answers together; one that the bus refuses is not in the way of the others. */
 static void an_answer_that_is_too_large_holds_up_no_other(void **state)
 {
     (void)state;
     enum { COUNT = 16 };
     char id[32];
-    rig_gate_close();
-    for (int i = 0; i < HYDRATION_PARALLEL; i++) {
-        snprintf(id, sizeof id, "there-n-first-%d", i);
-        rig_ask(&pods[0], "chat_session", id, "bob", NULL);
-        rig_await(RIG_LOOKED, id, 1);
-    }
+    hold_all_looks("there-n-first");
     for (int i = 0; i < COUNT; i++) {
         snprintf(id, sizeof id, "%s-n-%d", i % 2 ? "there" : "huge", i);
         rig_ask(&pods[0], "chat_session", id, "bob", NULL);
@@ -315,12 +322,7 @@ static void an_answer_does_not_wait_for_the_next_look(void **state)
 {
     (void)state;
     char id[32];
-    rig_gate_close();
-    for (int i = 0; i < HYDRATION_PARALLEL; i++) {
-        snprintf(id, sizeof id, "there-o-first-%d", i);
-        rig_ask(&pods[0], "chat_session", id, "bob", NULL);
-        rig_await(RIG_LOOKED, id, 1);
-    }
+    hold_all_looks("there-o-first");
     for (int i = 0; i < HYDRATION_PARALLEL; i++) {
         snprintf(id, sizeof id, "there-o-%d", i);
         rig_ask(&pods[0], "chat_session", id, "bob", NULL);
