@@ -84,7 +84,8 @@ struct asker { /* one per loop; asks the next question when the last one is answ
     struct loop_message message;
     struct loop *loop;
     struct auth *auth;
-    unsigned asked, allowed, refused;
+    atomic_uint asked;
+    unsigned allowed, refused;
     atomic_bool finished;
 };
 
@@ -129,6 +130,15 @@ static void ask_on(struct asker *asker)
     atomic_store(&asker->finished, true);
 }
 
+static bool have_all_asked(struct asker *askers, unsigned count)
+{
+    bool have = true;
+
+    for (unsigned i = 0; i < count; i++)
+        have &= atomic_load(&askers[i].asked) > 0;
+    return have;
+}
+
 static void loops_workers_and_reloads_get_along(void **state)
 {
     (void)state;
@@ -156,7 +166,7 @@ static void loops_workers_and_reloads_get_along(void **state)
         askers[i] = (struct asker){.message.on_message = on_message, .loop = loop, .auth = rig.auth};
         loop_post(loop, &askers[i].message);
     }
-    for (int i = 0; i < RELOADS; i++) {
+    for (int i = 0; i < RELOADS || !have_all_asked(askers, LOOPS); i++) {
         rig_write_jwks(&rig, keys, 1);
         assert_int_equal(auth_reload(rig.auth, &rig.settings, &error), STATUS_OK);
         assert_true(auth_is_ready(rig.auth));
