@@ -12,6 +12,7 @@
 #define BATCH_BYTES_DEFAULT (8u << 20)
 #define BACKOFF_MIN_MS 100
 #define BACKOFF_MAX_MS 30000
+#define KEEP_DEAD_MS (INT64_C(30) * 24 * 3600 * 1000)
 
 /* ---- metrics ---- */
 
@@ -145,7 +146,7 @@ enum status bus_init(struct bus *bus, const struct bus_driver *driver, const str
             topic->dead = add_topic(bus, name,
                                     &(struct bus_topic){
                                         .partitions = topic->spec.partitions ? topic->spec.partitions : 1,
-                                        .keep_ms = keep_dead_ms,
+                                        .keep_ms = keep_dead_ms ? keep_dead_ms : KEEP_DEAD_MS,
                                     });
     }
     return STATUS_OK;

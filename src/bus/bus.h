@@ -185,6 +185,15 @@ struct bus_subscription {
         void *context); /* once: the positions are known, every message committed from now on is delivered */
 };
 
+/* ---- the connection to an engine ---- */
+struct bus_security {
+    bool tls;
+    const char *ca_file, *certificate_file, *key_file; /* NULL: the system's; no client certificate */
+    const char *username, *password;                   /* NULL = without */
+    const char *mechanism;        /* Kafka's SASL: PLAIN (NULL), SCRAM-SHA-256, SCRAM-SHA-512 */
+    const char *credentials_file; /* NATS: a user's JWT and seed; NULL = without */
+};
+
 /* ---- life ---- */
 /* CONFIG: the driver does not offer the mode, or has no such topic. */
 enum status bus_subscribe(struct bus *bus, const struct bus_subscription *subscription,

@@ -51,7 +51,7 @@ struct bus {
     atomic_uint turn; /* for messages without a key */
 };
 
-/* Copies the table and adds the dead-letter topics that are not in it. */
+/* Copies the table and adds the dead-letter topics that are not in it. keep_dead_ms: 0 = 30 days. */
 enum status bus_init(struct bus *bus, const struct bus_driver *driver, const struct bus_topic *topics,
                      size_t topic_count, int64_t keep_dead_ms, struct error *error) MUST_CHECK;
 void bus_deinit(struct bus *bus);

@@ -11,19 +11,12 @@
 #include "db/db.h"
 #include "loop/worker.h"
 
-struct bus_kafka_security {
-    bool tls;
-    const char *ca_file, *certificate_file, *key_file; /* NULL: the system's; no client certificate */
-    const char *username, *password;                   /* SASL; NULL = without */
-    const char *mechanism;                             /* PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 */
-};
-
 struct bus_kafka_config {
     struct loop *loop;           /* timers */
     struct worker_pool *workers; /* handlers; stopped after bus_stop() */
     const char *brokers;         /* HOST:PORT, joined by commas */
     const char *client_id;       /* in the broker's logs */
-    struct bus_kafka_security security;
+    struct bus_security security;
     /* Where handlers of shared groups write: they get a transaction each. NULL: they get none. */
     const struct db_target *target;
     /* Missing topics are created with their partitions, `replication` copies and keep_ms; an existing one with another number of

@@ -20,13 +20,6 @@
 #include "db/db.h"
 #include "loop/worker.h"
 
-struct bus_nats_security {
-    bool tls;
-    const char *ca_file, *certificate_file, *key_file; /* NULL: the system's; no client certificate */
-    const char *username, *password;                   /* NULL = without */
-    const char *credentials_file;                      /* a user's JWT and seed; NULL = without */
-};
-
 /* Configured names of a topic. With one partition its stream and subject are exactly these (of its dead letters: STREAM_dlq and
  * SUBJECT.dlq; the durable consumers have the names of their groups); with more the subject is SUBJECT.PARTITION, the consumer
  * GROUP_PARTITION. NULL: the topic's name, for a stream with '_' for '.'. An existing stream must have that subject and no other;
@@ -41,7 +34,7 @@ struct bus_nats_config {
     struct worker_pool *workers; /* handlers; stopped after bus_stop() */
     const char *servers;         /* nats://HOST:PORT, joined by commas */
     const char *client_name;
-    struct bus_nats_security security;
+    struct bus_security security;
     const struct db_target *target; /* as bus_kafka's */
     const struct bus_topic *topics;
     size_t topic_count;

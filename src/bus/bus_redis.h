@@ -17,12 +17,6 @@
 #include "bus/bus.h"
 #include "loop/worker.h"
 
-struct bus_redis_security {
-    bool tls;
-    const char *ca_file, *certificate_file, *key_file; /* NULL: the system's; no client certificate */
-    const char *username, *password;                   /* NULL = without */
-};
-
 /* A topic's names in Redis; NULL: TOPIC:stream and TOPIC:pub. */
 struct bus_redis_names {
     const char *topic;
@@ -34,7 +28,7 @@ struct bus_redis_config {
     const char *const *nodes;    /* HOST:PORT; a cluster's others are learned from them */
     size_t node_count;
     bool cluster; /* false: nodes[0] is a single Redis */
-    struct bus_redis_security security;
+    struct bus_security security;
     const char *pod; /* part of the names of this process's groups; unique among live processes */
     const struct bus_topic *topics; /* keep_ms and keep_messages_hard trim the stream */
     size_t topic_count;

@@ -18,6 +18,19 @@ enum {
     HEADERS_KEPT = 5, /* the reason and the place: batch.c puts them first */
 };
 
+enum status bus_delivery_pool(const struct db_target *target, const char *driver, struct db_pool **pool,
+                              struct error *error)
+{
+    char name[64];
+
+    if (!target)
+        return STATUS_OK;
+    struct db_target own = *target;
+    snprintf(name, sizeof name, "%s-%s", target->name, driver);
+    own.name = name;
+    return db_pool_create(&own, pool, error);
+}
+
 /* Without the content, and with a note of that in the reason. */
 static struct bus_message dead_letter_without_content(const struct bus_message *letter, struct arena *arena)
 {

@@ -12,6 +12,7 @@
 #include "bus/bus_inside.h"
 
 struct db_pool;
+struct db_target;
 
 struct bus_delivery {
     struct bus *bus; /* for dead letters */
@@ -26,12 +27,15 @@ struct bus_delivery {
     bool *dead;  /* NULL, or room for a batch: is set for settled messages that became dead letters */
 };
 
+/* Connections of the driver's own, with metrics of their own; *pool stays NULL when `target` is NULL. */
+enum status bus_delivery_pool(const struct db_target *target, const char *driver, struct db_pool **pool,
+                              struct error *error) MUST_CHECK;
 /* Hands one batch of messages[0 .. count) to the handler, in order, at most the consumer's size; messages[0] is the first that is not
  * settled. Returns how many are settled now: the driver acknowledges them. *wait_ms > 0: the next one is not due before. Nothing
  * settled and nothing to wait for: try again at once. */
 size_t bus_deliver(struct bus_delivery *delivery, const struct bus_message *messages, size_t count,
                    int64_t *wait_ms) MUST_CHECK;
-/* The partition goes to another member, or messages were skipped: counting begins anew. */
+/* The partition goes to another member, or messages were skipped: counting begins at 0. */
 void bus_delivery_forget(struct bus_delivery *delivery);
 
 #endif

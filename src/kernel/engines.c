@@ -115,9 +115,16 @@ const struct kernel_nats *kernel_nats(const struct kernel *kernel)
     return config_section(kernel->first, "nats");
 }
 
-const char *kernel_login_password(const struct kernel_login *login)
+struct bus_security kernel_engine_security(const struct kernel_tls *tls, const struct kernel_login *login)
 {
-    return login->password_env.len ? getenv(login->password_env.ptr) : NULL;
+    return (struct bus_security){
+        .tls = tls->enabled,
+        .ca_file = str_or_null(tls->ca_file),
+        .certificate_file = str_or_null(tls->certificate_file),
+        .key_file = str_or_null(tls->key_file),
+        .username = str_or_null(login->username),
+        .password = login->password_env.len ? getenv(login->password_env.ptr) : NULL,
+    };
 }
 
 /* ---- checks ---- */

@@ -3,6 +3,7 @@
 #ifndef FRESHET_KERNEL_ENGINES_H
 #define FRESHET_KERNEL_ENGINES_H
 
+#include "bus/bus.h"
 #include "kernel/kernel.h"
 
 struct kernel_tls {
@@ -51,8 +52,8 @@ extern const char *const kernel_redis_modes[], *const kernel_sasl_mechanisms[];
 const struct kernel_kafka *kernel_kafka(const struct kernel *kernel);
 const struct kernel_redis *kernel_redis(const struct kernel *kernel);
 const struct kernel_nats *kernel_nats(const struct kernel *kernel);
-/* From the environment; NULL = none. */
-const char *kernel_login_password(const struct kernel_login *login);
+/* As the drivers of the bus take it; the password is read from the environment. */
+struct bus_security kernel_engine_security(const struct kernel_tls *tls, const struct kernel_login *login);
 
 /* HOST:PORT or [IPV6]:PORT, with a port that one can connect to. */
 bool kernel_address_is_good(struct str address);

@@ -138,6 +138,7 @@ static enum status open_nats(struct kernel_store *store, const struct topics *al
                              struct error *error)
 {
     const struct kernel_nats *nats = kernel_nats(store->kernel);
+    struct bus_security security = kernel_engine_security(&nats->tls, &nats->login);
     struct db_target target = store->site.target;
     struct buf servers = {0};
     char host[HOST_BYTES] = "unknown";
@@ -150,19 +151,14 @@ static enum status open_nats(struct kernel_store *store, const struct topics *al
     for (size_t i = 0; i < nats->servers.count; i++)
         buf_printf(&servers, "%s%.*s", i ? "," : "", STR_ARG(nats->servers.items[i]));
     buf_put_char(&servers, '\0');
+    security.credentials_file = str_or_null(nats->credentials_file);
     enum status status = bus_nats_create(
         &(struct bus_nats_config){
             .loop = store->site.home,
             .workers = store->site.workers,
             .servers = buf_str(&servers).ptr,
             .client_name = host,
-            .security = {.tls = nats->tls.enabled,
-                         .ca_file = str_or_null(nats->tls.ca_file),
-                         .certificate_file = str_or_null(nats->tls.certificate_file),
-                         .key_file = str_or_null(nats->tls.key_file),
-                         .username = str_or_null(nats->login.username),
-                         .password = kernel_login_password(&nats->login),
-                         .credentials_file = str_or_null(nats->credentials_file)},
+            .security = security,
             .target = &target,
             .topics = all->topics,
             .topic_count = all->count,

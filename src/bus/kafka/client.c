@@ -9,7 +9,7 @@
 #include "bus/kafka/inside.h"
 
 #define LOG_EVERY_NS (10 * CLOCK_NS_PER_S)
-#define END_MS 3000 /* it takes some milliseconds, or for ever */
+#define END_S 3 /* it takes some milliseconds, or for ever */
 
 /* ---- settings ---- */
 
@@ -73,7 +73,7 @@ static void on_error(rd_kafka_t *rk, int error, const char *reason, void *opaque
 enum status bus_kafka_conf_create(const struct bus_kafka_config *config, rd_kafka_conf_t **out,
                                   struct error *error)
 {
-    const struct bus_kafka_security *security = &config->security;
+    const struct bus_security *security = &config->security;
     const bool tls = security->tls, sasl = security->username != NULL;
     const struct kafka_setting settings[] = {
         {"bootstrap.servers", config->brokers},
@@ -149,53 +149,26 @@ rd_kafka_t *bus_kafka_client_open(struct kafka *kafka, rd_kafka_type_t type,
 
 /* ---- the end ---- */
 
-struct ending {
-    rd_kafka_t *rk;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    bool is_ended, is_left; /* the second one that sets its flag frees it */
-};
-
-static void leave_ending(struct ending *ending, bool *mine, bool others)
+static void *end_handle(void *rk)
 {
-    *mine = true;
-    pthread_cond_broadcast(&ending->changed);
-    pthread_mutex_unlock(&ending->lock);
-    if (!others)
-        return;
-    pthread_cond_destroy(&ending->changed);
-    pthread_mutex_destroy(&ending->lock);
-    free(ending);
-}
-
-static void *end_handle(void *arg)
-{
-    struct ending *ending = arg;
-
-    rd_kafka_destroy_flags(ending->rk, RD_KAFKA_DESTROY_F_NO_CONSUMER_CLOSE);
-    pthread_mutex_lock(&ending->lock);
-    leave_ending(ending, &ending->is_ended, ending->is_left);
+    rd_kafka_destroy_flags(rk, RD_KAFKA_DESTROY_F_NO_CONSUMER_CLOSE);
     return NULL;
 }
 
 void bus_kafka_client_close(rd_kafka_t *rk)
 {
-    struct ending *ending = memory_zalloc(sizeof *ending);
-    int64_t limit_ns = clock_deadline_ms(END_MS);
+    struct timespec limit;
     pthread_t thread;
 
     rd_kafka_set_log_level(rk, 0); /* the bus may not exist any more */
-    ending->rk = rk;
-    pthread_mutex_init(&ending->lock, NULL);
-    pthread_cond_init(&ending->changed, NULL);
-    if (pthread_create(&thread, NULL, end_handle, ending) == 0)
-        pthread_detach(thread);
-    else
-        end_handle(ending);
-    pthread_mutex_lock(&ending->lock);
-    while (!ending->is_ended && clock_cond_wait(&ending->changed, &ending->lock, limit_ns))
-        continue;
-    if (!ending->is_ended)
-        log_warn("kafka_handle_left", LOG_CSTR("error", "librdkafka does not end it"));
-    leave_ending(ending, &ending->is_left, ending->is_ended);
+    if (pthread_create(&thread, NULL, end_handle, rk) != 0) {
+        end_handle(rk);
+        return;
+    }
+    clock_gettime(CLOCK_REALTIME, &limit);
+    limit.tv_sec += END_S;
+    if (pthread_timedjoin_np(thread, NULL, &limit) == 0)
+        return;
+    pthread_detach(thread);
+    log_warn("kafka_handle_left", LOG_CSTR("error", "librdkafka does not end it"));
 }

@@ -7,15 +7,9 @@
 #include "base/memory.h"
 #include "bus/kafka/inside.h"
 
-#define KEEP_DEAD_MS (INT64_C(30) * 24 * 3600 * 1000)
 #define MESSAGE_BYTES ((1u << 20) - KAFKA_RECORD_BYTES)
 
 enum { HANDLER_MS = 30000, SESSION_MS = 10000, RETRY_MIN_MS = 100, RETRY_MAX_MS = 1000 };
-
-static void kafka_subscribe(struct bus *bus, const struct bus_consumer *consumer)
-{
-    bus_kafka_reader_create((struct kafka *)bus, consumer);
-}
 
 static void kafka_start(struct bus *bus)
 {
@@ -139,7 +133,7 @@ static const struct bus_driver driver = {
     .foreign_topics = true,
     .lacks_every = true,
     .publish = bus_kafka_publish,
-    .subscribe = kafka_subscribe,
+    .subscribe = bus_kafka_reader_create,
     .start = kafka_start,
     .stop = kafka_stop,
     .interrupt = kafka_interrupt,
@@ -151,7 +145,6 @@ static const struct bus_driver driver = {
 enum status bus_kafka_create(const struct bus_kafka_config *config, struct bus **out, struct error *error)
 {
     struct kafka *kafka = memory_zalloc(sizeof *kafka);
-    char name[64];
 
     *out = NULL;
     pthread_mutex_init(&kafka->lock, NULL);
@@ -166,16 +159,12 @@ enum status bus_kafka_create(const struct bus_kafka_config *config, struct bus *
         .session_ms = config->session_ms ? config->session_ms : SESSION_MS,
     };
     kafka->bus.message_bytes_max = config->message_bytes_max ? config->message_bytes_max : MESSAGE_BYTES;
-    enum status status = bus_init(&kafka->bus, &driver, config->topics, config->topic_count,
-                                  config->keep_dead_ms ? config->keep_dead_ms : KEEP_DEAD_MS, error);
+    enum status status =
+        bus_init(&kafka->bus, &driver, config->topics, config->topic_count, config->keep_dead_ms, error);
     if (status == STATUS_OK)
         status = bus_kafka_conf_create(config, &kafka->conf, error);
-    if (status == STATUS_OK && config->target) {
-        struct db_target own = *config->target; /* its metrics are not those of the caller's pool */
-        snprintf(name, sizeof name, "%s-kafka", config->target->name);
-        own.name = name;
-        status = db_pool_create(&own, &kafka->pool, error);
-    }
+    if (status == STATUS_OK)
+        status = bus_delivery_pool(config->target, "kafka", &kafka->pool, error);
     if (status != STATUS_OK) {
         kafka_destroy(&kafka->bus);
         return status;

@@ -7,7 +7,6 @@
  *   reader.c     one subscription: its consumer and the thread that polls it
  *   group.c      its membership: partitions, positions, commits, lag
  *   partition.c  one partition of it: the queue, and the job that hands batches to the handler
- *   tsan.c       C11 threads for ThreadSanitizer; in no other build
  *
  * Threads: one polls the producer, one runs the upkeep, one polls each reader, beside those of librdkafka. Handlers run on
  * workers. A reader's thread waits for a handler only when a partition goes to another member:
@@ -180,7 +179,7 @@ enum status bus_kafka_topic_check(struct kafka *kafka, const struct bus_topic_st
                                   struct error *error) MUST_CHECK;
 
 /* ---- reader.c ---- */
-void bus_kafka_reader_create(struct kafka *kafka, const struct bus_consumer *consumer);
+void bus_kafka_reader_create(struct bus *bus, const struct bus_consumer *consumer);
 void bus_kafka_reader_start(struct kafka_reader *reader);
 void bus_kafka_reader_wake(struct kafka_reader *reader); /* under its lock */
 void bus_kafka_reader_move(struct kafka_reader *reader, enum kafka_reader_state to);

@@ -258,8 +258,9 @@ static void *run_reader(void *arg)
     return NULL;
 }
 
-void bus_kafka_reader_create(struct kafka *kafka, const struct bus_consumer *consumer)
+void bus_kafka_reader_create(struct bus *bus, const struct bus_consumer *consumer)
 {
+    struct kafka *kafka = (struct kafka *)bus;
     struct kafka_reader *reader = memory_zalloc(sizeof *reader);
     const struct str labels[] = {consumer->topic->name, str_from(consumer->spec.group)};
 

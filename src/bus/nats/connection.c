@@ -137,7 +137,7 @@ static bool can_be_sent(const char *text)
 enum status bus_nats_options_create(struct nats *nats, const struct bus_nats_config *config,
                                     struct error *error)
 {
-    const struct bus_nats_security *security = &config->security;
+    const struct bus_security *security = &config->security;
     natsStatus status = natsOptions_Create(&nats->options);
     natsOptions *options = nats->options;
 

@@ -9,7 +9,6 @@
 #include "bus/nats/inside.h"
 
 #define MESSAGE_BYTES ((1u << 20) - (16u << 10))
-#define KEEP_DEAD_MS (INT64_C(30) * 24 * 3600 * 1000)
 
 enum {
     HANDLER_MS = 30000,
@@ -304,7 +303,6 @@ enum status bus_nats_create(const struct bus_nats_config *config, struct bus **o
 {
     struct nats *nats = memory_zalloc(sizeof *nats);
     struct bus_nats_config *copy = &nats->config;
-    char name[64];
 
     *out = NULL;
     pthread_mutex_init(&nats->lock, NULL);
@@ -324,18 +322,14 @@ enum status bus_nats_create(const struct bus_nats_config *config, struct bus **o
     snprintf(nats->id, sizeof nats->id, "%016llx", (unsigned long long)random_u64());
     metrics_register(&reconnects_family);
     nats->reconnects = metric_series_get(&reconnects_family, NULL);
-    enum status status = bus_init(&nats->bus, &driver, config->topics, config->topic_count,
-                                  config->keep_dead_ms ? config->keep_dead_ms : KEEP_DEAD_MS, error);
+    enum status status =
+        bus_init(&nats->bus, &driver, config->topics, config->topic_count, config->keep_dead_ms, error);
     if (status == STATUS_OK)
         status = bus_nats_names_init(nats, config, error);
     if (status == STATUS_OK)
         status = bus_nats_options_create(nats, config, error);
-    if (status == STATUS_OK && config->target) {
-        struct db_target own = *config->target; /* its metrics are not those of the caller's pool */
-        snprintf(name, sizeof name, "%s-nats", config->target->name);
-        own.name = name;
-        status = db_pool_create(&own, &nats->pool, error);
-    }
+    if (status == STATUS_OK)
+        status = bus_delivery_pool(config->target, "nats", &nats->pool, error);
     if (status != STATUS_OK) {
         nats_destroy(&nats->bus);
         return status;

@@ -280,7 +280,6 @@ enum status bus_postgres_create(const struct bus_postgres_config *config, struct
 {
     struct postgres *postgres = memory_zalloc(sizeof *postgres);
     struct bus_postgres_config *copy = &postgres->config;
-    int64_t keep_dead_ms = or_default(config->keep_dead_ms, INT64_C(30) * 24 * 3600 * 1000);
 
     *out = NULL;
     *copy = *config;
@@ -300,7 +299,7 @@ enum status bus_postgres_create(const struct bus_postgres_config *config, struct
     STAILQ_INIT(&postgres->publish_queue);
     snprintf(postgres->instance, sizeof postgres->instance, "%016llx", (unsigned long long)random_u64());
     enum status status =
-        bus_init(&postgres->bus, &driver, config->topics, config->topic_count, keep_dead_ms, error);
+        bus_init(&postgres->bus, &driver, config->topics, config->topic_count, config->keep_dead_ms, error);
     struct db_target target = postgres->target;
     target.name = arena_printf(&postgres->arena, "%s-publish", target.name).ptr;
     target.connections_max = PUBLISH_CONNECTIONS;

@@ -31,7 +31,7 @@ static enum status tls_config_error(struct error *error, const char *what, const
     return error_set(error, STATUS_CONFIG, "%s %s: %s", what, file, reason);
 }
 
-enum status redis_access_init(struct redis_access *access, const struct bus_redis_security *security,
+enum status redis_access_init(struct redis_access *access, const struct bus_security *security,
                               size_t reply_bytes_max, struct error *error)
 {
     const char *ca_file = security->ca_file, *certificate_file = security->certificate_file;

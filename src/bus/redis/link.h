@@ -18,8 +18,8 @@ struct redis_access {
     char *username, *password;
     size_t reply_bytes_max;
 };
-struct bus_redis_security;
-enum status redis_access_init(struct redis_access *access, const struct bus_redis_security *security,
+struct bus_security;
+enum status redis_access_init(struct redis_access *access, const struct bus_security *security,
                               size_t reply_bytes_max, struct error *error) MUST_CHECK;
 void redis_access_deinit(struct redis_access *access);
 

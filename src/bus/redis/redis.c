@@ -11,7 +11,6 @@
 
 enum { LEAVE_MS = 500 }; /* for the removal of our groups */
 #define REPLY_BYTES_MIN (64u << 20)
-#define KEEP_DEAD_MS (INT64_C(30) * 24 * 3600 * 1000)
 
 static struct metric_family connections_family = {
     .name = "redis_connections_total",
@@ -280,7 +279,7 @@ enum status bus_redis_create(const struct bus_redis_config *config, struct bus *
     snprintf(random_name, sizeof random_name, "%016llx", (unsigned long long)random_u64());
     redis->pod = str_dup(str_from(config->pod ? config->pod : random_name));
     enum status status = bus_init(&redis->bus, &redis_driver, config->topics, config->topic_count,
-                                  config->keep_dead_ms ? config->keep_dead_ms : KEEP_DEAD_MS, error);
+                                  config->keep_dead_ms, error);
     if (status == STATUS_OK)
         status = redis_take_nodes(redis, config, error);
     if (status == STATUS_OK)

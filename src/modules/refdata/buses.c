@@ -66,15 +66,8 @@ enum status refdata_buses_open_kafka(const struct refdata *refdata, const struct
     config.loop = refdata->home;
     config.brokers = brokers.ptr;
     config.client_id = kafka->client_id.ptr;
-    config.security = (struct bus_kafka_security){
-        .tls = kafka->tls.enabled,
-        .ca_file = str_or_null(kafka->tls.ca_file),
-        .certificate_file = str_or_null(kafka->tls.certificate_file),
-        .key_file = str_or_null(kafka->tls.key_file),
-        .username = str_or_null(kafka->sasl.username),
-        .password = kernel_login_password(&kafka->sasl),
-        .mechanism = kernel_sasl_mechanisms[kafka->mechanism],
-    };
+    config.security = kernel_engine_security(&kafka->tls, &kafka->sasl);
+    config.security.mechanism = kernel_sasl_mechanisms[kafka->mechanism];
     config.replication = (unsigned)kafka->replication;
     config.session_ms = kafka->session_timeout_ms;
     config.keep_dead_ms = kernel_bus(refdata->kernel)->keep_dead_ms;
@@ -107,15 +100,7 @@ static enum status open_redis(struct refdata_flow *flow, struct bus **bus, struc
             .nodes = addresses,
             .node_count = nodes->count,
             .cluster = (settings->mode_place.line ? settings->mode : redis->mode) == KERNEL_REDIS_CLUSTER,
-            .security =
-                {
-                    .tls = redis->tls.enabled,
-                    .ca_file = str_or_null(redis->tls.ca_file),
-                    .certificate_file = str_or_null(redis->tls.certificate_file),
-                    .key_file = str_or_null(redis->tls.key_file),
-                    .username = str_or_null(redis->login.username),
-                    .password = kernel_login_password(&redis->login),
-                },
+            .security = kernel_engine_security(&redis->tls, &redis->login),
             .pod = refdata->pod_id,
             .topics = &topic,
             .topic_count = 1,

@@ -11,7 +11,7 @@
 #include "sql_rig.h"
 #include "test_nats.h"
 
-struct bus_nats_security nats_next_security;
+struct bus_security nats_next_security;
 struct nats_next nats_next;
 
 /* ---- the driver's table ---- */

@@ -5,7 +5,7 @@
 #include "bus/bus_nats.h"
 #include "conformance.h"
 
-extern struct bus_nats_security nats_next_security; /* of the next bus */
+extern struct bus_security nats_next_security; /* of the next bus */
 extern struct nats_next {
     const struct bus_nats_names *names;
     size_t name_count;

@@ -253,7 +253,7 @@ static bool make_certificate(const char *name)
     return system(command) == 0;
 }
 
-static enum status publish_with(struct bus_nats_security security, int64_t wait_ms)
+static enum status publish_with(struct bus_security security, int64_t wait_ms)
 {
     struct bus_message message = {.topic = STR("death"), .key = STR("k"), .payload = STR("1")};
     struct process process;
@@ -278,9 +278,9 @@ static void test_tls_and_password(void **state)
              "tls { cert_file: \"%s\", key_file: \"%s\" }\nauthorization { user: freshet, password: sesame }",
              file("server.pem"), file("server.key"));
     nats_fixture_start(settings);
-    struct bus_nats_security good = {
+    struct bus_security good = {
         .tls = true, .ca_file = file("server.pem"), .username = "freshet", .password = "sesame"};
-    struct bus_nats_security wrong = good, foreign = good;
+    struct bus_security wrong = good, foreign = good;
     struct bus_nats_config nowhere = {
         .servers = "nats://127.0.0.1:1", .security = good, .topics = topics, .topic_count = 1};
     struct error error = {0};
@@ -292,7 +292,7 @@ static void test_tls_and_password(void **state)
     nowhere.security.ca_file = file("nothing.pem");
     enum status missing = bus_nats_create(&nowhere, &bus, &error);
     nats_fixture_stop();
-    nats_next_security = (struct bus_nats_security){0};
+    nats_next_security = (struct bus_security){0};
     for (const char *const *at =
              (const char *const[]){"server.pem", "server.key", "other.pem", "other.key", NULL};
          *at; at++)
@@ -310,7 +310,7 @@ static void test_a_password_that_is_taken_again(void **state)
     (void)state;
     struct process process;
     nats_fixture_start("authorization { user: freshet, password: sesame }");
-    nats_next_security = (struct bus_nats_security){.username = "freshet", .password = "sesame"};
+    nats_next_security = (struct bus_security){.username = "freshet", .password = "sesame"};
     nats_open_with(&process, topics, 1);
     process_start(&process);
     publish(&process, "death", "k", 1);
@@ -324,7 +324,7 @@ static void test_a_password_that_is_taken_again(void **state)
     nats_fixture_resume();
     publish(&process, "death", "k", 2);
     process_close(&process);
-    nats_next_security = (struct bus_nats_security){0};
+    nats_next_security = (struct bus_security){0};
     nats_fixture_stop();
     assert_int_not_equal(refused, STATUS_OK);
 }

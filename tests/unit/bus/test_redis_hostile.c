@@ -193,7 +193,7 @@ static void test_a_configuration_that_makes_no_sense_is_refused(void **state)
                 &error),
             STATUS_CONFIG);
     struct bus_redis_config no_ca = {.nodes = good, .node_count = 1};
-    no_ca.security = (struct bus_redis_security){.tls = true, .ca_file = "/nowhere/ca.pem"};
+    no_ca.security = (struct bus_security){.tls = true, .ca_file = "/nowhere/ca.pem"};
     assert_int_equal(try_config(no_ca, &error), STATUS_CONFIG);
     assert_non_null(strstr(error.message, "/nowhere/ca.pem"));
 }

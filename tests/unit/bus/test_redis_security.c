@@ -30,7 +30,7 @@ static bool make_certificate(const char *name, const char *alternative)
     return system(command) == 0;
 }
 
-static enum status publish_with(struct bus_redis_security security, const char *node, struct error *error)
+static enum status publish_with(struct bus_security security, const char *node, struct error *error)
 {
     static const struct bus_topic topic = {.name = "secret", .partitions = 1};
     struct process process;
@@ -77,9 +77,9 @@ static void test_tls_and_password(void **state)
     snprintf(plain, sizeof plain, "127.0.0.1:%u", redis_fixture_port(0));
     snprintf(address, sizeof address, "127.0.0.1:%s", port);
     snprintf(name, sizeof name, "localhost:%s", port);
-    struct bus_redis_security good = {
+    struct bus_security good = {
         .tls = true, .ca_file = file("server.pem"), .username = "freshet", .password = "sesame"};
-    struct bus_redis_security wrong = good, foreign = good, bare = good;
+    struct bus_security wrong = good, foreign = good, bare = good;
     wrong.password = "mustard";
     foreign.ca_file = file("other.pem");
     bare.tls = false;
@@ -93,7 +93,7 @@ static void test_tls_and_password(void **state)
     assert_non_null(strstr(error.message, "certificate"));
     assert_int_not_equal(publish_with(good, name, &error), STATUS_OK); /* the certificate has no such name */
     assert_int_not_equal(publish_with(good, plain, &error), STATUS_OK);
-    assert_int_not_equal(publish_with((struct bus_redis_security){0}, plain, &error), STATUS_OK);
+    assert_int_not_equal(publish_with((struct bus_security){0}, plain, &error), STATUS_OK);
     assert_non_null(strstr(error.message, "NOPERM"));
     as_cluster = true; /* it is none, and says so */
     assert_int_not_equal(publish_with(bare, plain, &error), STATUS_OK);
