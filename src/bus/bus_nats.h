@@ -58,18 +58,12 @@ enum status bus_nats_create(const struct bus_nats_config *config, struct bus **b
 bool bus_nats_is_up(const struct bus *bus); /* for health: never blocks */
 
 /* ---- plain subjects: no stream, at most once, for requests that are repeated (hydration) ----
- * on_message runs on a thread of the client and must not block. */
-struct bus_nats_plain {
-    struct str subject, payload;
-    const struct bus_header *headers;
-    unsigned header_count;
-    const char *poison; /* as in struct bus_message; the listener refuses it */
-};
-enum status bus_nats_send(struct bus *bus, const struct bus_nats_plain *message,
-                          struct error *error) MUST_CHECK;
+ * on_message runs on a thread of the client and must not block; it refuses a message with `poison`. */
+enum status bus_nats_send(struct bus *bus, const struct bus_message *message,
+                          struct error *error) MUST_CHECK; /* its topic is the subject; the key is not sent */
 /* Before bus_start(). `queue`: one of its members gets each message; NULL: every listener does. */
 enum status bus_nats_listen(struct bus *bus, const char *subject, const char *queue,
-                            void (*on_message)(void *context, const struct bus_nats_plain *message),
+                            void (*on_message)(void *context, const struct bus_message *message),
                             void *context, struct error *error) MUST_CHECK;
 
 #endif

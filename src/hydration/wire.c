@@ -56,12 +56,7 @@ enum status hydration_wire_send(struct hydration *hydration, const struct hydrat
     }
     bool is_plain = hydration->config.is_plain && !is_change;
     for (size_t i = 0; i < count && is_plain && status == STATUS_OK; i++)
-        status = bus_nats_send(bus,
-                               &(struct bus_nats_plain){.subject = messages[i].topic,
-                                                        .payload = messages[i].payload,
-                                                        .headers = messages[i].headers,
-                                                        .header_count = messages[i].header_count},
-                               error);
+        status = bus_nats_send(bus, &messages[i], error);
     if (!is_plain && count > 0 && status == STATUS_OK)
         status = bus_publish(bus, messages, count, deadline_ns, error);
     buf_deinit(&payload);
@@ -70,15 +65,6 @@ enum status hydration_wire_send(struct hydration *hydration, const struct hydrat
 }
 
 /* ---- reading ---- */
-
-static struct bus_message message_of(const struct bus_nats_plain *plain)
-{
-    return (struct bus_message){.topic = plain->subject,
-                                .payload = plain->payload,
-                                .headers = plain->headers,
-                                .header_count = plain->header_count,
-                                .poison = plain->poison};
-}
 
 static enum status read_message(const struct bus_message *message, struct arena *arena,
                                 struct hydration_event *event, struct error *error)
@@ -139,15 +125,10 @@ static void on_bus_questions(void *context, struct bus_batch *batch)
     arena_deinit(&arena);
 }
 
-static void on_plain_question(void *context, const struct bus_nats_plain *plain)
+static void on_plain_question(void *context, const struct bus_message *message)
 {
-    const struct bus_message message = message_of(plain);
-    struct error error = {0};
-    struct arena arena;
-
-    arena_init(&arena, HYDRATION_ARENA_BYTES);
-    (void)take_question(context, &message, &arena, &error);
-    arena_deinit(&arena);
+    struct bus_verdict not_needed = {0};
+    on_bus_questions(context, &(struct bus_batch){.messages = message, .count = 1, .verdicts = &not_needed});
 }
 
 /* By the key, TENANT/TYPE/ID: only the owner of the type wakes up. */
@@ -161,34 +142,26 @@ static bool wakes_owner(void *context, const struct bus_message *message)
 
 /* ---- answers and changes, in every process ---- */
 
-static void take_event(struct hydration *hydration, const struct bus_message *message, struct arena *arena)
-{
-    struct hydration_event event;
-    struct error error;
-    if (read_message(message, arena, &event, &error) == STATUS_OK && !atomic_load(&hydration->stopping))
-        hydration_post(hydration, NULL, &event);
-}
-
 static void on_bus_events(void *context, struct bus_batch *batch)
 {
+    struct hydration *hydration = context;
+    struct hydration_event event;
+    struct error error;
     struct arena arena;
 
     arena_init(&arena, HYDRATION_ARENA_BYTES);
     for (size_t i = 0; i < batch->count; i++) {
-        take_event(context, &batch->messages[i], &arena);
+        if (read_message(&batch->messages[i], &arena, &event, &error) == STATUS_OK &&
+            !atomic_load(&hydration->stopping))
+            hydration_post(hydration, NULL, &event);
         arena_reset(&arena);
     }
     arena_deinit(&arena);
 }
 
-static void on_plain_event(void *context, const struct bus_nats_plain *plain)
+static void on_plain_event(void *context, const struct bus_message *message)
 {
-    const struct bus_message message = message_of(plain);
-    struct arena arena;
-
-    arena_init(&arena, HYDRATION_ARENA_BYTES);
-    take_event(context, &message, &arena);
-    arena_deinit(&arena);
+    on_bus_events(context, &(struct bus_batch){.messages = message, .count = 1});
 }
 
 /* ---- answers and changes, in one process of all ---- */

@@ -165,9 +165,8 @@ struct nats_publication; /* publish.c */
 /* ---- a plain subject ---- */
 struct nats_listener {
     LIST_ENTRY(nats_listener) link;
-    struct nats *nats;
     char *subject, *queue;
-    void (*on_message)(void *context, const struct bus_nats_plain *message);
+    void (*on_message)(void *context, const struct bus_message *message);
     void *context;
     natsSubscription *subscription;
 };

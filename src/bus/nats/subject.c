@@ -7,16 +7,16 @@
 
 enum { ARENA_BYTES = 1024 };
 
-enum status bus_nats_send(struct bus *bus, const struct bus_nats_plain *message, struct error *error)
+enum status bus_nats_send(struct bus *bus, const struct bus_message *message, struct error *error)
 {
     struct nats *nats = (struct nats *)bus;
-    struct bus_message carried = {
-        .payload = message->payload, .headers = message->headers, .header_count = message->header_count};
-    char *subject = str_dup(message->subject);
+    struct bus_message carried = *message;
+    char *subject = str_dup(message->topic);
     natsStatus status = NATS_NO_SERVER;
     natsMsg *out = NULL;
     size_t bytes;
 
+    carried.key = STR_NONE;
     pthread_mutex_lock(&nats->lock);
     bool is_possible = !nats->is_stopping && atomic_load(&nats->is_up);
     pthread_mutex_unlock(&nats->lock);
@@ -47,18 +47,14 @@ static void on_plain(natsConnection *connection, natsSubscription *subscription,
     (void)subscription;
     arena_init(&arena, ARENA_BYTES);
     bus_nats_decode(message, &arena, &carried);
-    listener->on_message(listener->context,
-                         &(struct bus_nats_plain){.subject = str_from(natsMsg_GetSubject(message)),
-                                                  .payload = carried.payload,
-                                                  .headers = carried.headers,
-                                                  .header_count = carried.header_count,
-                                                  .poison = carried.poison});
+    carried.topic = str_from(natsMsg_GetSubject(message));
+    listener->on_message(listener->context, &carried);
     arena_deinit(&arena);
     natsMsg_Destroy(message);
 }
 
 enum status bus_nats_listen(struct bus *bus, const char *subject, const char *queue,
-                            void (*on_message)(void *context, const struct bus_nats_plain *message),
+                            void (*on_message)(void *context, const struct bus_message *message),
                             void *context, struct error *error)
 {
     struct nats *nats = (struct nats *)bus;

@@ -252,18 +252,18 @@ struct heard {
     atomic_bool intact;
 };
 
-static void on_plain(void *context, const struct bus_nats_plain *message)
+static void on_plain(void *context, const struct bus_message *message)
 {
     struct heard *heard = context;
 
-    heard->intact = str_eq(message->subject, STR("entity.unknown")) && str_eq(message->payload, STR("{}")) &&
+    heard->intact = str_eq(message->topic, STR("entity.unknown")) && str_eq(message->payload, STR("{}")) &&
                     message->header_count == 1 && str_eq(message->headers[0].name, STR("tenant_id")) &&
                     str_eq(message->headers[0].value, STR("t1"));
     recorder_step(&heard->recorder, heard->recorder.step + 1);
 }
 
 /* What is said at most once is said again by who needs an answer. */
-static enum status send_until_heard(struct process *process, const struct bus_nats_plain *word,
+static enum status send_until_heard(struct process *process, const struct bus_message *word,
                                     struct heard *heard, int step)
 {
     const struct timespec pause = {.tv_nsec = 20 * 1000000};
@@ -285,8 +285,8 @@ static void test_plain_subjects_carry_a_word_to_who_listens(void **state)
     (void)state;
     static const struct bus_topic topic = {.name = "beside", .partitions = 1};
     struct bus_header header = {STR("tenant_id"), STR("t1")};
-    struct bus_nats_plain word = {
-        .subject = STR("entity.unknown"), .payload = STR("{}"), .headers = &header, .header_count = 1};
+    struct bus_message word = {
+        .topic = STR("entity.unknown"), .payload = STR("{}"), .headers = &header, .header_count = 1};
     struct process process;
     static struct heard heard;
     struct error error = {0};

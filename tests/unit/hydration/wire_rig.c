@@ -429,9 +429,7 @@ enum status rig_send_raw(struct rig_pod *pod, enum hydration_kind kind, const ch
                                   .payload = str_from(payload),
                                   .headers = &tenant,
                                   .header_count = 1};
-    const struct bus_nats_plain plain = {message.topic, message.payload, message.headers,
-                                         message.header_count, NULL};
-    return is_nats ? bus_nats_send(pod->bus, &plain, NULL)
+    return is_nats ? bus_nats_send(pod->bus, &message, NULL)
                    : bus_publish(pod->bus, &message, 1, clock_deadline_ms(RIG_PATIENCE_MS), NULL);
 }
 
