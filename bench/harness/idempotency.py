@@ -84,3 +84,5 @@ def _measure(bench, report, side):
           [[words, *(f"{statistics.median(each[name][field] for each in flat):,.0f}" for field in ("p50_us", "p99_us", "rps")),
             *spread(ratios[name])] for name, words in WORDS.items()])
     report.verdict("keyed POST p50, 16 clients, × without a key", statistics.median(ratios["keyed"]), 1.6)
+    report.figure("POST p50 without a key, µs", statistics.median(each["plain"]["p50_us"] for each in flat))
+    report.figure("a replay, × without a key", statistics.median(ratios["replayed"]))

@@ -155,8 +155,8 @@ def slow(bench, report, running):
     alone = statistics.median(one[False]["p99Ms"] for one in rounds)
     report.verdict("messages beside them that did not come", sum(one[which]["lost"] for one in rounds for which in one), 0)
     report.verdict("readers beside them that were cut off", sum(one[True]["closed"] for one in rounds), 0)
-    report.verdict(f"p99 ms beside {SLOW} who do not read ({alone:.1f} without)",
-                   statistics.median(one[True]["p99Ms"] for one in rounds), round(2 * alone + 5, 1))
+    report.verdict(f"p99 beside {SLOW} who do not read, × (2 × p99 without + 5 ms)",
+                   statistics.median(one[True]["p99Ms"] for one in rounds) / (2 * alone + 5), 1.0)
     report.verdict("one who does not read, KiB", max(one[True]["kibEach"] for one in rounds), SLOW_KIB)
     report.verdict_at_least("of them cut off", cuts, SLOW if not bench.quick else 0)
 

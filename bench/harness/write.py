@@ -122,6 +122,7 @@ def _asynchronous(bench, report, database, sides):
           [[words, f"{statistics.median(each[name] for each in rounds):,.0f}", *spread(ratios[name])]
            for name, words in names.items()])
     report.verdict_at_least("ASYNC updates, 64 clients, × pgbench -N", statistics.median(ratios["together"]), 0.5)
+    report.figure("ASYNC updates, two processes, × pgbench -N", statistics.median(ratios["apart"]), more_is_better=True)
 
 
 def pgbench(database, *options):

@@ -219,3 +219,27 @@ def test_bench_installs_every_python_module_that_it_imports(root):
     others = imported - set(sys.stdlib_module_names) - {"harness", "lib"}
     assert "jwt" in others
     assert others <= set(re.findall(r"^py:(\w+)", "\n".join(sets), re.MULTILINE))
+
+
+def test_bench_compare_prints_both_builds_and_names_what_this_one_misses(root, tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location("bench_report", root / "bench/harness/report.py")
+    report = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(report)
+    comparison = report.Comparison("write", ["this", "HEAD~1"])
+    for this, other in [(3.0, 2.0), (6.0, 3.0), (4.5, 3.0)]:
+        reports = {"HEAD~1": report.Report("write"), "this": report.Report("write")}
+        for build, value in (("this", this), ("HEAD~1", other)):
+            reports[build].verdict("commit", value, 4)
+            reports[build].figure("rate", value, more_is_better=True)
+        comparison.add_round(reports)
+    assert comparison.finish(tmp_path) == ["write: commit"]
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
+    assert re.fullmatch(r"\s+commit +4\.50 \(3\.00–6\.00\) +3\.00 \(2\.00–3\.00\) +1\.50 +≤ 4 +FAIL", rows["commit"])
+    assert "more is better" in rows["rate"] and "FAIL" not in rows["rate"]
+    targets = json.loads((tmp_path / "write.compare.json").read_text())["targets"]
+    assert targets[0]["values"] == {"this": [3.0, 6.0, 4.5], "HEAD~1": [2.0, 3.0, 3.0]}
+
+
+def test_bench_compare_refuses_a_commit_that_is_not_there(root):
+    done = subprocess.run([root / "dev", "bench", "write", "--compare", "no-such-commit"], text=True, capture_output=True, check=False)
+    assert (done.returncode, "there is no commit 'no-such-commit' here" in done.stderr) == (2, True)

@@ -201,16 +201,50 @@ down_command() {
     stack_down
 }
 
-# Is `fleet` among the arguments, or nothing named and so everything?
+# Is `fleet` among the arguments, or nothing named and so everything? The word after an option that takes one is no name.
 bench_has_fleet() { # ARGS…
-    local word is_named=0
+    local word is_named=0 is_value=0
     for word in "$@"; do
+        if [ "$is_value" = 1 ]; then
+            is_value=0
+            continue
+        fi
         case $word in
+        --compare | --rounds | --seconds) is_value=1 ;;
         fleet) return 0 ;;
         [a-z]*) is_named=1 ;;
         esac
     done
     [ "$is_named" = 0 ]
+}
+
+# The commit that `--compare REF` names, or nothing.
+bench_compared() { # ARGS…
+    local ref='' is_value=0 word
+    for word in "$@"; do
+        [ "$is_value" = 1 ] && ref=$word
+        is_value=0
+        case $word in
+        --compare) is_value=1 ;;
+        --compare=*) ref=${word#--compare=} ;;
+        esac
+    done
+    [ -n "$ref" ] || return 0
+    git -C "$ROOT" rev-parse --verify --quiet --short=12 "$ref^{commit}" || misuse "bench --compare: there is no commit '$ref' here"
+}
+
+# Builds COMMIT beside this one, from its own files, as release with its bench programs; sets FRESHET_COMPARED_BUILD.
+bench_build_compared() { # COMMIT
+    local folder=$VAR/compare/$1
+    if [ ! -d "$folder/source" ]; then
+        mkdir -p "$folder/unpacked"
+        git -C "$ROOT" archive "$1" | tar -x -C "$folder/unpacked" || die "commit $1 could not be unpacked"
+        mv "$folder/unpacked" "$folder/source"
+    fi
+    say "commit $1, to compare with"
+    (ROOT=$folder/source VAR=$folder build_flavour release -Dbench=true) || exit 1
+    FRESHET_COMPARED_BUILD=$(VAR=$folder build_dir release)
+    export FRESHET_COMPARED_BUILD
 }
 
 # The figures of the cost tests, whether or not they are within their limits: the status says which.
@@ -229,7 +263,8 @@ bench_command() {
         bench_costs
         return
     fi
-    [ -x "$ROOT/bench/run" ] || die "there is no bench/run"
+    local compared
+    compared=$(bench_compared "$@") || exit
     packages_ensure run bench
     if bench_has_fleet "$@"; then
         packages_ensure engines
@@ -237,6 +272,7 @@ bench_command() {
     fi
     export FRESHET_KAFKA_JARS=$KAFKA_JARS
     build_flavour release -Dbench=true
+    [ -z "$compared" ] || bench_build_compared "$compared"
     if ! pg_running; then
         trap pg_stop EXIT
         trap 'exit 130' INT
@@ -244,5 +280,5 @@ bench_command() {
         pg_start
     fi
     freshet_env
-    FRESHET_BIN=$(freshet_bin) FRESHET_BUILD=$(build_dir release) "$ROOT/bench/run" "$@"
+    FRESHET_BUILD=$(build_dir release) "$ROOT/bench/run" "$@"
 }
