@@ -50,22 +50,16 @@ static const struct outbox_table tables[] = {
 struct drain {
     pthread_mutex_t lock;
     pthread_cond_t done;
-    size_t settled, wanted, batches;
+    size_t published, wanted, batches;
 };
 
 static void publish(void *context, struct outbox_batch *batch)
 {
-    struct drain *drain = context;
-    (void)batch; /* everything is done to begin with */
-    drain->batches++;
-}
-
-static void on_settled(void *context, size_t count)
-{
-    struct drain *drain = context;
+    struct drain *drain = context; /* the results are OUTBOX_DONE initially */
     pthread_mutex_lock(&drain->lock);
-    drain->settled += count;
-    if (drain->settled >= drain->wanted)
+    drain->batches++;
+    drain->published += batch->count;
+    if (drain->published >= drain->wanted)
         pthread_cond_signal(&drain->done);
     pthread_mutex_unlock(&drain->lock);
 }
@@ -108,8 +102,7 @@ static int drain_by_engine(const char *url, const struct outbox_table *table, in
                                               .workers = workers,
                                               .target = &target,
                                               .context = &drain,
-                                              .publish = publish,
-                                              .on_settled = on_settled},
+                                              .publish = publish},
                       &outbox, &error) != STATUS_OK) {
         fprintf(stderr, "outbox: %s\n", error.message);
         return 1;
@@ -118,11 +111,11 @@ static int drain_by_engine(const char *url, const struct outbox_table *table, in
     outbox_start(outbox);
     pthread_create(&thread, NULL, run_loop, loop);
     pthread_mutex_lock(&drain.lock);
-    while (drain.settled < drain.wanted)
+    while (drain.published < drain.wanted)
         pthread_cond_wait(&drain.done, &drain.lock);
-    print(drain.settled, drain.batches, clock_mono_ns() - began_ns);
     pthread_mutex_unlock(&drain.lock);
-    outbox_stop(outbox, 10000);
+    outbox_stop(outbox, 10000); /* settles the last batch */
+    print(drain.published, drain.batches, clock_mono_ns() - began_ns);
     worker_pool_stop(workers);
     loop_stop(loop);
     pthread_join(thread, NULL);

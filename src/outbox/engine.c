@@ -13,6 +13,7 @@
 
 #include "base/backoff.h"
 #include "base/clock.h"
+#include "base/failpoint.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/metrics.h"
@@ -95,8 +96,8 @@ static enum status outbox_exchange(struct outbox *outbox, bool claims, int64_t d
     int64_t due_ns = claim->backoff_ms > 0 ? clock_deadline_ms(claim->backoff_ms) : CLOCK_NEVER;
     if (due_ns < outbox->due_ns)
         outbox->due_ns = due_ns;
-    if (claim->settled > 0 && outbox->config.on_settled)
-        outbox->config.on_settled(outbox->config.context, claim->settled);
+    if (claim->settled > 0)
+        FAILPOINT("outbox.after_settle");
     return STATUS_OK;
 }
 

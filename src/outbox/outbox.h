@@ -36,7 +36,7 @@
  * Ownership: a descriptor and what it points to must outlive the engine; the target and settings are copied.
  *
  * Threads: outbox_wake() and outbox_notify() are for any; create, start and destroy are for the loop's (or before it runs, or
- * after it ended); publish runs on a worker, on_settled there or in outbox_stop(). */
+ * after it ended); publish runs on a worker. */
 #ifndef FRESHET_OUTBOX_OUTBOX_H
 #define FRESHET_OUTBOX_OUTBOX_H
 
@@ -163,8 +163,6 @@ struct outbox_config {
     int64_t pace_ms;                /* between claims while events trickle in; 0 = 4 ms */
     void *context;
     void (*publish)(void *context, struct outbox_batch *batch);
-    void (*on_settled)(void *context,
-                       size_t count); /* the results of `count` events are committed; optional */
 };
 
 /* Opens nothing yet. CONFIG when the target is invalid. */
@@ -188,8 +186,8 @@ struct outbox_notifier;
 struct outbox_notifier *outbox_notifier_create(
     const struct outbox_table *table, struct loop *loop,
     const struct db_target *target);              /* NULL: the target is invalid */
-void outbox_notify(struct outbox_notifier *bell); /* any thread, after the commit; coalesced */
-void outbox_notifier_destroy(struct outbox_notifier *bell);
+void outbox_notify(struct outbox_notifier *notifier); /* any thread, after the commit; coalesced */
+void outbox_notifier_destroy(struct outbox_notifier *notifier);
 
 /* ---- operator.c: `freshet outbox` (O4). Blocking, on the caller's connection. ---- */
 enum outbox_state { OUTBOX_PENDING, OUTBOX_IN_FLIGHT, OUTBOX_PUBLISHED, OUTBOX_FAILED };

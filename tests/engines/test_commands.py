@@ -48,7 +48,7 @@ def fleet(make_fleet, kafka):  # pylint: disable=unused-argument
 # ---- R11: from PostgreSQL to Kafka ----
 
 @pytest.mark.parametrize("place", ["command.after_commit", "commands.after_claim", "commands.after_publish",
-                                   "commands.after_finalize"])
+                                   "outbox.after_settle"])
 def test_who_accepted_an_update_dies_on_its_way(make_fleet, kafka, place):  # pylint: disable=unused-argument
     """Between the commit and Kafka, or between Kafka and the note of it: another process publishes what was left."""
     fleet = make_fleet(sizes=TWO, dictionaries=["D"])

@@ -17,7 +17,7 @@ from lib.writers import Threads
 
 KILLS = {"whole": 200, "short": 10}
 # Dead letters and what is done with them have tests of their own: nothing here ever becomes one.
-STEPS = sorted(failpoints.names_of("entitlement", "idempotency", "notification", "delivery")
+STEPS = sorted(failpoints.names_of("entitlement", "idempotency", "notification", "delivery", "outbox")
                - {name for name in failpoints.names() if ".dead_" in name or "requeue" in name})
 ZOMBIES = {"entitlement.after_claim": True, "entitlement.after_publish": False, "delivery.after_claim": True,
            "delivery.after_send": False}  # is it only for whole runs?

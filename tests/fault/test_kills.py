@@ -13,7 +13,7 @@ KILLS = {"whole": {"together": 100, "apart": 60}, "short": {"together": 8, "apar
 ROLES = {"together": TOGETHER, "apart": APART}
 # What this workload comes to: engines' own places are tried by tests/engines, those of events by test_events.py. A POST is
 # applied in its own commit only where the process applies too.
-OWN = failpoints.names_of("command", "apply", "relay", "query")
+OWN = failpoints.names_of("command", "apply", "relay", "query", "outbox")
 NOT_THERE = {"together": set(), "apart": {name for name in OWN if "direct" in name}}
 
 

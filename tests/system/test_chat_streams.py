@@ -206,7 +206,7 @@ def test_m3_streams_and_publisher_in_different_processes(serve, database, token)
             assert here.seen == there.seen == list(range(1, 23))
 
 
-@pytest.mark.parametrize("place", ["after_claim", "after_log", "after_publish", "after_finalize"])
+@pytest.mark.parametrize("place", ["chat.after_claim", "chat.after_log", "chat.after_publish", "outbox.after_settle"])
 def test_m3_a_publisher_that_dies_loses_and_repeats_nothing(serve, database, token, place):
     survivor = serve(database, FAST, args=CHAT)
     with Session(survivor, token("demo")) as chat:
@@ -214,7 +214,7 @@ def test_m3_a_publisher_that_dies_loses_and_repeats_nothing(serve, database, tok
         settled(database, chat)
         with chat.stream() as stream:
             stream.caught_up()
-            armed = serve(database, FAST, args=CHAT, env={"FRESHET_FAILPOINTS": f"chat.{place}=kill#1"})
+            armed = serve(database, FAST, args=CHAT, env={"FRESHET_FAILPOINTS": f"{place}=kill#1"})
             with Session(armed, token("demo"), chat.project, chat.session) as other:
                 with pytest.raises(OSError):
                     while True:  # until it is the armed one that gets hold of an event

@@ -9,7 +9,7 @@ from lib.wait import eventually
 
 FAST = {"entitlement": {"outbox": {"poll-interval": "50ms", "lease": "500ms"}}}
 STEPS = ["entitlement.before_change", "idempotency.before_effect", "idempotency.before_commit", "idempotency.after_commit",
-         "entitlement.after_commit", "entitlement.after_claim", "entitlement.after_publish", "entitlement.after_finalize"]
+         "entitlement.after_commit", "entitlement.after_claim", "entitlement.after_publish", "outbox.after_settle"]
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -69,10 +69,11 @@ def test_a_payload_that_is_no_event_fails_at_once_and_alerts(server, module_data
     assert server.metrics()["outbox_dead_lettered_total" + LABELS] == 3
 
 
-@pytest.mark.parametrize("place, published", [("after_claim", 0), ("after_publish", 1), ("after_finalize", 1)])
+@pytest.mark.parametrize("place, published", [("intake.after_claim", 0), ("intake.after_publish", 1),
+                                              ("outbox.after_settle", 1)])
 def test_a_publisher_that_dies_leaves_its_events_to_the_next(serve, database, token, place, published):
     """O1: nothing lost; what was published and not settled is published again."""
-    armed = serve(database, FAST, args=INTAKE, env={"FRESHET_FAILPOINTS": f"intake.{place}=kill#1"})
+    armed = serve(database, FAST, args=INTAKE, env={"FRESHET_FAILPOINTS": f"{place}=kill#1"})
     body = item()
     with Client(armed.port, token("demo")) as client:
         try:
@@ -86,4 +87,4 @@ def test_a_publisher_that_dies_leaves_its_events_to_the_next(serve, database, to
     eventually(lambda: states(database, body["sku"]) == ["PUBLISHED"])
     heard = told(database, body["sku"])
     assert len({event["event_id"] for _, _, event in heard}) == 1
-    assert len(heard) == (2 if place == "after_publish" and not on_engines.IS_ON else 1)  # NATS drops the second
+    assert len(heard) == (2 if place == "intake.after_publish" and not on_engines.IS_ON else 1)  # NATS drops the second

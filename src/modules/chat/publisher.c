@@ -120,21 +120,13 @@ static void publish_events(void *context, struct outbox_batch *batch)
     FAILPOINT("chat.after_publish");
 }
 
-static void on_settled(void *context, size_t count)
-{
-    (void)context;
-    (void)count;
-    FAILPOINT("chat.after_finalize");
-}
-
 enum status chat_publisher_create(struct chat *chat, struct error *error)
 {
     return kernel_outbox_create(chat->kernel,
                                 &(struct outbox_config){.table = &chat_outbox_table,
                                                         .settings = &chat->settings->outbox,
                                                         .context = chat,
-                                                        .publish = publish_events,
-                                                        .on_settled = on_settled},
+                                                        .publish = publish_events},
                                 &chat->publisher, error);
 }
 

@@ -172,20 +172,12 @@ static void publish_events(void *context, struct outbox_batch *batch)
     FAILPOINT("entitlement.after_publish");
 }
 
-static void on_events_published(void *context, size_t count)
-{
-    (void)context;
-    (void)count;
-    FAILPOINT("entitlement.after_finalize");
-}
-
 enum status entitlement_publisher_create(struct entitlement *entitlement, struct error *error)
 {
     return kernel_outbox_create(entitlement->kernel,
                                 &(struct outbox_config){.table = &entitlement_outbox_table,
                                                         .settings = &entitlement->settings->outbox,
                                                         .context = entitlement,
-                                                        .publish = publish_events,
-                                                        .on_settled = on_events_published},
+                                                        .publish = publish_events},
                                 &entitlement->outbox, error);
 }

@@ -96,13 +96,6 @@ static void publish_events(void *context, struct outbox_batch *batch)
     FAILPOINT("intake.after_publish");
 }
 
-static void on_events_published(void *context, size_t count)
-{
-    (void)context;
-    (void)count;
-    FAILPOINT("intake.after_finalize");
-}
-
 /* ---- life ---- */
 
 static enum status start_intake(struct kernel *kernel, const void *section, void **state, struct error *error)
@@ -117,8 +110,7 @@ static enum status start_intake(struct kernel *kernel, const void *section, void
                                               &(struct outbox_config){.table = &intake_outbox_table,
                                                                       .settings = &intake->settings->outbox,
                                                                       .context = intake,
-                                                                      .publish = publish_events,
-                                                                      .on_settled = on_events_published},
+                                                                      .publish = publish_events},
                                               &intake->publisher, error);
     if (status != STATUS_OK) {
         free(intake);

@@ -181,19 +181,12 @@ static void deliver(void *context, struct outbox_batch *batch)
                    1);
 }
 
-static void on_delivered(void *context, size_t settled)
-{
-    (void)context, (void)settled;
-    FAILPOINT("delivery.after_settle");
-}
-
 enum status notification_delivery_create(struct notification *notification, struct error *error)
 {
     return kernel_outbox_create(notification->kernel,
                                 &(struct outbox_config){.table = &delivery_table,
                                                         .settings = &notification->settings->delivery.engine,
                                                         .context = notification,
-                                                        .publish = deliver,
-                                                        .on_settled = on_delivered},
+                                                        .publish = deliver},
                                 &notification->delivery, error);
 }

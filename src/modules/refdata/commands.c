@@ -155,13 +155,6 @@ static void publish_from_outbox(void *context, struct outbox_batch *batch)
     FAILPOINT("commands.after_publish");
 }
 
-static void on_outbox_settled(void *context, size_t count)
-{
-    (void)context;
-    (void)count;
-    FAILPOINT("commands.after_finalize");
-}
-
 static void *create_commands(void *owner, struct error *error)
 {
     struct refdata_flow *flow = owner;
@@ -172,8 +165,7 @@ static void *create_commands(void *owner, struct error *error)
                                                        .settings = &flow->catalog->outbox,
                                                        .pace_ms = PACE_MS,
                                                        .context = flow,
-                                                       .publish = publish_from_outbox,
-                                                       .on_settled = on_outbox_settled},
+                                                       .publish = publish_from_outbox},
                                &flow->commands, error) != STATUS_OK)
         (void)!error_context(error, "commands");
     return flow;

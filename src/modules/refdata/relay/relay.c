@@ -52,13 +52,6 @@ static void publish_invalidations(void *context, struct outbox_batch *batch)
     FAILPOINT("relay.after_publish");
 }
 
-static void on_invalidations_settled(void *context, size_t count)
-{
-    (void)context;
-    (void)count;
-    FAILPOINT("relay.after_finalize");
-}
-
 /* ---- life ---- */
 
 static void *create_relay(void *owner, struct error *error)
@@ -71,8 +64,7 @@ static void *create_relay(void *owner, struct error *error)
                                     &(struct outbox_config){.table = &refdata_outbox_table,
                                                             .settings = &flow->catalog->outbox,
                                                             .context = flow,
-                                                            .publish = publish_invalidations,
-                                                            .on_settled = on_invalidations_settled},
+                                                            .publish = publish_invalidations},
                                     &flow->relay, error) != STATUS_OK)
         (void)!error_context(error, "relay");
     return flow;
