@@ -1,4 +1,4 @@
-/* Opening the buses of a flow. Nothing here waits for a server: a bus connects by itself, whenever its engine is there. */
+/* Opening the buses of a database. Nothing here waits for a server: a bus connects by itself, whenever its engine is there. */
 #include "modules/refdata/buses.h"
 
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include "bus/bus_postgres.h"
 #include "bus/bus_redis.h"
 #include "kernel/store.h"
-#include "modules/refdata/flow.h"
+#include "modules/refdata/refdata.h"
 
 enum {
     OWN_CONNECTIONS = 3, /* of the embedded bus: publishing, upkeep, invalidations */
@@ -15,10 +15,10 @@ enum {
 };
 
 /* It carries the topics that no engine does. */
-static enum status open_postgres(struct refdata_flow *flow, struct bus **bus, struct error *error)
+static enum status open_postgres(struct refdata_database *database, struct bus **bus, struct error *error)
 {
-    const struct kernel_bus_settings *settings = kernel_bus(flow->refdata->kernel);
-    struct db_target target = flow->database->site.target;
+    const struct kernel_bus_settings *settings = kernel_bus(database->refdata->kernel);
+    struct db_target target = database->site.target;
     struct bus_topic topics[2];
     size_t topic_count = 0;
     target.connections_max = (unsigned)settings->handlers + OWN_CONNECTIONS;
@@ -38,8 +38,8 @@ static enum status open_postgres(struct refdata_flow *flow, struct bus **bus, st
                                                    .relaxed = true};
     return bus_postgres_create(
         &(struct bus_postgres_config){
-            .loop = flow->refdata->home,
-            .workers = flow->database->site.workers,
+            .loop = database->refdata->home,
+            .workers = database->site.workers,
             .target = &target,
             .topics = topics,
             .topic_count = topic_count,
@@ -78,9 +78,9 @@ enum status refdata_buses_open_kafka(const struct refdata *refdata, const struct
 }
 
 /* One stream, with the seed's own name: every pod reads all of it anyway. */
-static enum status open_redis(struct refdata_flow *flow, struct bus **bus, struct error *error)
+static enum status open_redis(struct refdata_database *database, struct bus **bus, struct error *error)
 {
-    const struct refdata *refdata = flow->refdata;
+    const struct refdata *refdata = database->refdata;
     const struct kernel_redis *redis = kernel_redis(refdata->kernel);
     const struct refdata_redis_settings *settings = &refdata->first->redis;
     const struct setting_strings *nodes = refdata_settings_redis_nodes(refdata->first, redis);
@@ -96,7 +96,7 @@ static enum status open_redis(struct refdata_flow *flow, struct bus **bus, struc
         addresses[i] = nodes->items[i].ptr;
     enum status status = bus_redis_create(
         &(struct bus_redis_config){
-            .workers = flow->database->site.workers,
+            .workers = database->site.workers,
             .nodes = addresses,
             .node_count = nodes->count,
             .cluster = (settings->mode_place.line ? settings->mode : redis->mode) == KERNEL_REDIS_CLUSTER,
@@ -126,43 +126,43 @@ static bool is_needed(const struct refdata *refdata, enum refdata_need bus)
 }
 
 /* The first database of the file has the names as they are, whatever a reload puts before it; others have theirs behind. */
-static void name_group(const struct refdata_flow *flow, struct str group, int engine,
+static void name_group(const struct refdata_database *database, struct str group, int engine,
                        char out[REFDATA_GROUP_BYTES])
 {
-    const struct kernel_postgres *blocks = flow->refdata->first->postgres.items;
-    bool is_plain = engine == KERNEL_POSTGRES || str_eq(flow->database->name, blocks[0].name);
+    const struct kernel_postgres *blocks = database->refdata->first->postgres.items;
+    bool is_plain = engine == KERNEL_POSTGRES || str_eq(database->name, blocks[0].name);
     snprintf(out, REFDATA_GROUP_BYTES, "%.*s%s%s", STR_ARG(group), is_plain ? "" : ".",
-             is_plain ? "" : flow->database->name.ptr);
+             is_plain ? "" : database->name.ptr);
 }
 
-enum status refdata_buses_open(struct refdata_flow *flow, struct error *error)
+enum status refdata_buses_open(struct refdata_database *database, struct error *error)
 {
-    const struct refdata_settings *settings = flow->refdata->first;
+    const struct refdata_settings *settings = database->refdata->first;
     const struct refdata_kafka_settings *kafka = &settings->kafka;
-    const struct kernel_bus_settings *bus = kernel_bus(flow->refdata->kernel);
+    const struct kernel_bus_settings *bus = kernel_bus(database->refdata->kernel);
     const struct kernel_postgres *blocks = settings->postgres.items;
-    struct kernel_site *site = &flow->database->site;
-    struct refdata_buses *buses = &flow->buses;
+    struct kernel_site *site = &database->site;
+    struct refdata_buses *buses = &database->buses;
     enum status status = STATUS_OK;
     buses->shared = bus->commands == KERNEL_KAFKA;
-    buses->buries = !buses->shared || str_eq(flow->database->name, blocks[0].name);
+    buses->buries = !buses->shared || str_eq(database->name, blocks[0].name);
     buses->commands_topic = buses->shared ? kafka->commands_topic.ptr : REFDATA_COMMANDS;
     /* No more than there are connections for: a handler that waits for one keeps a thread from those who accept updates. */
     buses->parallel = (unsigned)(buses->shared ? kafka->handlers : bus->handlers);
-    name_group(flow, buses->shared ? kafka->group : STR(REFDATA_APPLY_GROUP), bus->commands,
+    name_group(database, buses->shared ? kafka->group : STR(REFDATA_APPLY_GROUP), bus->commands,
                buses->apply_group);
-    name_group(flow, settings->redis.group, bus->invalidations, buses->pods_group);
+    name_group(database, settings->redis.group, bus->invalidations, buses->pods_group);
 
     if (!buses->shared) {
-        status = open_postgres(flow, &buses->commands, error);
-    } else if (is_needed(flow->refdata, REFDATA_NEEDS_COMMANDS)) {
+        status = open_postgres(database, &buses->commands, error);
+    } else if (is_needed(database->refdata, REFDATA_NEEDS_COMMANDS)) {
         const struct bus_topic topic = {.name = kafka->commands_topic.ptr,
                                         .partitions = (unsigned)kafka->partitions,
                                         .keep_ms = kafka->keep_ms};
         struct db_target target = site->target;
         target.connections_max = (unsigned)kafka->handlers;
         status = refdata_buses_open_kafka(
-            flow->refdata,
+            database->refdata,
             &(struct bus_kafka_config){
                 .workers = site->workers, .target = &target, .topics = &topic, .topic_count = 1},
             &buses->commands, error);
@@ -173,9 +173,9 @@ enum status refdata_buses_open(struct refdata_flow *flow, struct error *error)
         return status;
     if (!buses->shared && bus->invalidations == KERNEL_POSTGRES)
         buses->invalidations = buses->commands;
-    else if (is_needed(flow->refdata, REFDATA_NEEDS_INVALIDATIONS))
-        status = bus->invalidations == KERNEL_REDIS ? open_redis(flow, &buses->invalidations, error)
-                                                    : open_postgres(flow, &buses->invalidations, error);
+    else if (is_needed(database->refdata, REFDATA_NEEDS_INVALIDATIONS))
+        status = bus->invalidations == KERNEL_REDIS ? open_redis(database, &buses->invalidations, error)
+                                                    : open_postgres(database, &buses->invalidations, error);
     if (buses->invalidations && buses->invalidations != buses->commands)
         kernel_site_add_bus(site, buses->invalidations);
     return status;
@@ -183,32 +183,33 @@ enum status refdata_buses_open(struct refdata_flow *flow, struct error *error)
 
 /* ---- health ---- */
 
-bool refdata_buses_are_up(const struct refdata_flow *flow, enum refdata_need needs)
+bool refdata_buses_are_up(const struct refdata_database *database, enum refdata_need needs)
 {
-    const struct kernel_bus_settings *settings = kernel_bus(flow->refdata->kernel);
+    const struct kernel_bus_settings *settings = kernel_bus(database->refdata->kernel);
     if (needs == REFDATA_NEEDS_COMMANDS && settings->commands == KERNEL_KAFKA)
-        return bus_kafka_is_up(flow->buses.commands);
+        return bus_kafka_is_up(database->buses.commands);
     if (needs == REFDATA_NEEDS_INVALIDATIONS && settings->invalidations == KERNEL_REDIS)
-        return bus_redis_is_up(flow->buses.invalidations);
-    if (needs == REFDATA_NEEDS_SOURCES && flow->refdata->first->adapter.sources.count > 0)
-        return flow->adapter && refdata_adapter_reads(flow->adapter) && refdata_adapter_is_up(flow->adapter);
+        return bus_redis_is_up(database->buses.invalidations);
+    if (needs == REFDATA_NEEDS_SOURCES && database->refdata->first->adapter.sources.count > 0)
+        return database->adapter && refdata_adapter_reads(database->adapter) &&
+               refdata_adapter_is_up(database->adapter);
     return true;
 }
 
-static void put_engine(const struct refdata_flow *flow, const char *engine, struct str database,
-                       enum refdata_need needs, struct health *health)
+static void put_engine(const struct refdata_database *database, const char *engine, enum refdata_need needs,
+                       struct health *health)
 {
-    health_component(health, engine, database, flow && refdata_buses_are_up(flow, needs),
-                     flow ? STR_NONE : STR("waiting for PostgreSQL"));
+    bool runs = refdata_database_runs(database);
+    health_component(health, engine, database->name, runs && refdata_buses_are_up(database, needs),
+                     runs ? STR_NONE : STR("waiting for PostgreSQL"));
 }
 
 void refdata_buses_health(const struct refdata *refdata, const struct refdata_database *database,
                           struct health *health)
 {
     const struct kernel_bus_settings *settings = kernel_bus(refdata->kernel);
-    const struct refdata_flow *flow = refdata_flow_of(database);
     if (settings->commands == KERNEL_KAFKA && is_needed(refdata, REFDATA_NEEDS_COMMANDS))
-        put_engine(flow, "kafka", database->name, REFDATA_NEEDS_COMMANDS, health);
+        put_engine(database, "kafka", REFDATA_NEEDS_COMMANDS, health);
     if (settings->invalidations == KERNEL_REDIS && is_needed(refdata, REFDATA_NEEDS_INVALIDATIONS))
-        put_engine(flow, "redis", database->name, REFDATA_NEEDS_INVALIDATIONS, health);
+        put_engine(database, "redis", REFDATA_NEEDS_INVALIDATIONS, health);
 }

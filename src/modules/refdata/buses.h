@@ -1,8 +1,8 @@
-/* The buses of a flow: which engine carries its commands and which its invalidations (C2), and what things are called
+/* The buses of a database: which engine carries its commands and which its invalidations (C2), and what things are called
  * there. Where PostgreSQL carries both they are one bus.
  *
- * With an engine several databases share its topics: each flow reads them by groups of its own, takes what is its
- * database's and leaves the rest to the others. */
+ * With an engine several databases share its topics: each reads them by groups of its own, takes what is its
+ * own and leaves the rest to the others. */
 #ifndef FRESHET_REFDATA_BUSES_H
 #define FRESHET_REFDATA_BUSES_H
 
@@ -12,7 +12,6 @@
 struct health;
 struct refdata;
 struct refdata_database;
-struct refdata_flow;
 
 /* As they are called in PostgreSQL, and elsewhere unless the file says otherwise. */
 #define REFDATA_COMMANDS "refdata.commands"
@@ -25,13 +24,13 @@ struct refdata_buses {
     struct bus *commands, *invalidations; /* NULL until opened, and where no role of this process uses it */
     const char *commands_topic;
     unsigned parallel; /* bus_subscription's, of apply */
-    bool shared;       /* with the flows of other databases: commands_topic may have what is theirs */
-    bool buries;       /* dead-letters commands for unknown dictionaries; of flows that share a topic, one */
+    bool shared;       /* with other databases: commands_topic may have what is theirs */
+    bool buries; /* dead-letters commands for unknown dictionaries; of databases that share a topic, one */
     char apply_group[REFDATA_GROUP_BYTES], pods_group[REFDATA_GROUP_BYTES];
 };
 
 /* On the home loop; from then on they are the site's. CONFIG when an engine's settings cannot be understood. */
-enum status refdata_buses_open(struct refdata_flow *flow, struct error *error) MUST_CHECK;
+enum status refdata_buses_open(struct refdata_database *database, struct error *error) MUST_CHECK;
 /* A Kafka bus that connects as the file's `kafka:` says. Workers, target and topics are the caller's; the rest is filled in. */
 enum status refdata_buses_open_kafka(const struct refdata *refdata, const struct bus_kafka_config *own,
                                      struct bus **bus, struct error *error) MUST_CHECK;
@@ -42,8 +41,8 @@ enum refdata_need {
     REFDATA_NEEDS_INVALIDATIONS,
     REFDATA_NEEDS_SOURCES /* the adapter's, where the file has some */
 };
-bool refdata_buses_are_up(const struct refdata_flow *flow, enum refdata_need needs);
-/* On any loop: the engines of a database's flow, where there are any. */
+bool refdata_buses_are_up(const struct refdata_database *database, enum refdata_need needs);
+/* On any loop: the engines of a database, where there are any. */
 void refdata_buses_health(const struct refdata *refdata, const struct refdata_database *database,
                           struct health *health);
 

@@ -62,17 +62,17 @@ static void make_own_message(struct bus_message *message, const struct refdata_a
     message->payload = payload;
 }
 
-enum status refdata_commands_check(const struct refdata_flow *flow, const struct refdata_update *update,
-                                   struct error *error)
+enum status refdata_commands_check(const struct refdata_database *database,
+                                   const struct refdata_update *update, struct error *error)
 {
-    size_t limit = bus_message_bytes_max(flow->buses.commands);
+    size_t limit = bus_message_bytes_max(database->buses.commands);
     if (update->items.raw.len + REST_BYTES <= limit)
         return STATUS_OK;
     return error_set_field(error, STATUS_PAYLOAD_TOO_LARGE, "items", "items: at most %zu bytes are taken",
                            limit > REST_BYTES ? limit - REST_BYTES : 0);
 }
 
-enum status refdata_commands_put(struct refdata_flow *flow, struct db_conn *conn,
+enum status refdata_commands_put(struct refdata_database *database, struct db_conn *conn,
                                  const struct refdata_accepted *accepted, size_t count, int64_t deadline_ns,
                                  struct arena *arena, struct error *error)
 {
@@ -80,11 +80,11 @@ enum status refdata_commands_put(struct refdata_flow *flow, struct db_conn *conn
     enum status status = STATUS_OK;
     for (size_t i = 0; i < count; i++)
         refdata_update_put(&payloads[i], accepted[i].update);
-    if (count > 0 && !flow->commands) {
+    if (count > 0 && !database->commands) {
         struct bus_message *messages = arena_alloc(arena, count * sizeof *messages);
         for (size_t i = 0; i < count; i++)
             make_own_message(&messages[i], &accepted[i], buf_str(&payloads[i]), arena);
-        status = bus_publish_in_tx(flow->buses.commands, conn, messages, count, deadline_ns, error);
+        status = bus_publish_in_tx(database->buses.commands, conn, messages, count, deadline_ns, error);
     } else if (count > 0) {
         struct refdata_columns columns;
         struct db_param params[COLUMNS + 1] = {[COLUMNS] = DB_END};
@@ -106,12 +106,12 @@ enum status refdata_commands_put(struct refdata_flow *flow, struct db_conn *conn
     return status;
 }
 
-bool refdata_commands_can_commit(const struct refdata_flow *flow)
+bool refdata_commands_can_commit(const struct refdata_database *database)
 {
-    return bus_shares_commits(flow->buses.commands, STR(REFDATA_COMMANDS));
+    return bus_shares_commits(database->buses.commands, STR(REFDATA_COMMANDS));
 }
 
-enum status refdata_commands_put_and_commit(struct refdata_flow *flow, struct db_conn *conn,
+enum status refdata_commands_put_and_commit(struct refdata_database *database, struct db_conn *conn,
                                             const struct refdata_accepted *accepted, int64_t deadline_ns,
                                             struct arena *arena, struct error *error)
 {
@@ -119,17 +119,17 @@ enum status refdata_commands_put_and_commit(struct refdata_flow *flow, struct db
     struct buf payload = {0};
     refdata_update_put(&payload, accepted->update);
     make_own_message(&message, accepted, buf_str(&payload), arena);
-    enum status status = bus_publish_and_commit(flow->buses.commands, conn, &message, deadline_ns, error);
+    enum status status = bus_publish_and_commit(database->buses.commands, conn, &message, deadline_ns, error);
     buf_deinit(&payload);
     return status;
 }
 
-void refdata_commands_wake(struct refdata_flow *flow)
+void refdata_commands_wake(struct refdata_database *database)
 {
-    if (flow->commands)
-        outbox_wake(flow->commands);
+    if (database->commands)
+        outbox_wake(database->commands);
     else
-        bus_wake(flow->buses.commands, STR(REFDATA_COMMANDS));
+        bus_wake(database->buses.commands, STR(REFDATA_COMMANDS));
 }
 
 /* ---- out of the outbox, on a worker ---- */
@@ -137,9 +137,9 @@ void refdata_commands_wake(struct refdata_flow *flow)
 static bool make_outbox_message(void *context, const struct outbox_event *event, struct bus_message *message,
                                 struct arena *arena, const char **reason)
 {
-    const struct refdata_flow *flow = context;
+    const struct refdata_database *database = context;
     (void)reason;
-    refdata_message_make(message, str_from(flow->buses.commands_topic), event->aggregate[0],
+    refdata_message_make(message, str_from(database->buses.commands_topic), event->aggregate[0],
                          event->aggregate[1], event->extra[EXTRA_EVENT_ID],
                          str_eq(event->extra[EXTRA_WAITED], STR("true")), event->extra[EXTRA_TRACEPARENT],
                          arena);
@@ -149,26 +149,26 @@ static bool make_outbox_message(void *context, const struct outbox_event *event,
 
 static void publish_from_outbox(void *context, struct outbox_batch *batch)
 {
-    struct refdata_flow *flow = context;
+    struct refdata_database *database = context;
     FAILPOINT("commands.after_claim");
-    outbox_messages_publish(flow->buses.commands, batch, make_outbox_message, flow);
+    outbox_messages_publish(database->buses.commands, batch, make_outbox_message, database);
     FAILPOINT("commands.after_publish");
 }
 
 static void *create_commands(void *owner, struct error *error)
 {
-    struct refdata_flow *flow = owner;
-    if (!flow->buses.shared) /* PostgreSQL carries them */
+    struct refdata_database *database = owner;
+    if (!database->buses.shared) /* PostgreSQL carries them */
         return NULL;
-    if (kernel_site_add_outbox(&flow->database->site,
+    if (kernel_site_add_outbox(&database->site,
                                &(struct outbox_config){.table = &refdata_command_table,
-                                                       .settings = &flow->catalog->outbox,
+                                                       .settings = &database->catalog->outbox,
                                                        .pace_ms = PACE_MS,
-                                                       .context = flow,
+                                                       .context = database,
                                                        .publish = publish_from_outbox},
-                               &flow->commands, error) != STATUS_OK)
+                               &database->commands, error) != STATUS_OK)
         (void)!error_context(error, "commands");
-    return flow;
+    return database;
 }
 
 const struct kernel_part refdata_commands_part = {.roles = {"command", "adapter"}, .create = create_commands};

@@ -5,12 +5,12 @@
 #ifndef FRESHET_REFDATA_COMMANDS_H
 #define FRESHET_REFDATA_COMMANDS_H
 
-#include "modules/refdata/flow.h"
+#include "modules/refdata/refdata.h"
 #include "outbox/outbox.h"
 
 /* Any thread, before it is accepted: can a message carry it? PAYLOAD_TOO_LARGE where it can not. */
-enum status refdata_commands_check(const struct refdata_flow *flow, const struct refdata_update *update,
-                                   struct error *error) MUST_CHECK;
+enum status refdata_commands_check(const struct refdata_database *database,
+                                   const struct refdata_update *update, struct error *error) MUST_CHECK;
 /* An update that was accepted, as its message needs it. */
 struct refdata_accepted {
     const struct refdata_update *update;
@@ -18,17 +18,17 @@ struct refdata_accepted {
     bool waited;            /* a client waits for its commit */
 };
 /* Any thread that may block, in the open transaction that accepts them, in the order they came. */
-enum status refdata_commands_put(struct refdata_flow *flow, struct db_conn *conn,
+enum status refdata_commands_put(struct refdata_database *database, struct db_conn *conn,
                                  const struct refdata_accepted *accepted, size_t count, int64_t deadline_ns,
                                  struct arena *arena, struct error *error) MUST_CHECK;
 /* The same with the COMMIT and the notice to consumers, in one round trip with what was left in the pipeline: for a single
  * update that a client waits for, where the bus can do it. Fails as a commit does. */
-bool refdata_commands_can_commit(const struct refdata_flow *flow);
-enum status refdata_commands_put_and_commit(struct refdata_flow *flow, struct db_conn *conn,
+bool refdata_commands_can_commit(const struct refdata_database *database);
+enum status refdata_commands_put_and_commit(struct refdata_database *database, struct db_conn *conn,
                                             const struct refdata_accepted *accepted, int64_t deadline_ns,
                                             struct arena *arena, struct error *error) MUST_CHECK;
 /* Any thread, after that commit. Never blocks. */
-void refdata_commands_wake(struct refdata_flow *flow);
+void refdata_commands_wake(struct refdata_database *database);
 
 /* A message about a pair: its key keeps the pair's order. All but the payload; memory is the arena's. */
 void refdata_message_make(struct bus_message *message, struct str topic, struct str tenant, struct str code,

@@ -1,10 +1,18 @@
-/* A database's life: created with its settings, its schema put in place when it is first reached. */
+/* A database's life: created with its settings, its schema put in place when it is first reached; then it runs the parts below. */
 #include "modules/refdata/database.h"
 
 #include <stdlib.h>
 
-#include "base/hash.h"
+#include "base/log.h"
 #include "base/memory.h"
+#include "modules/refdata/refdata.h"
+
+enum {
+    /* Beside handlers of commands, all at once: the committer, changes, two of the commands' outbox and two of the relay's,
+     * invalidations, rereading decisions, upkeep of the bus and of apply. */
+    OWN_THREADS = 10,
+    STOP_GRACE_MS = 5000,
+};
 
 uint64_t refdata_database_fingerprint(const struct kernel_postgres *settings)
 {
@@ -60,4 +68,143 @@ enum status refdata_database_prepare(struct refdata_database *database, int64_t 
 {
     static const struct kernel_schema schemas[] = {{"refdata", refdata_migrations}, {.module = NULL}};
     return kernel_site_prepare(&database->site, database->site.pool, schemas, deadline_ns, error);
+}
+
+/* ---- running ---- */
+
+/* What accepts updates stops first, what delivers decisions stops last. The parts know nothing of each other but what goes
+ * through refdata_database_decided(). */
+static const struct kernel_part *const parts[] = {
+    &refdata_decisions_part,     &refdata_apply_part,    &refdata_relay_part,
+    &refdata_invalidations_part, &refdata_commands_part, &refdata_changes_part,
+    &refdata_committer_part,     &refdata_adapter_part,  NULL};
+
+void refdata_database_start(struct refdata_database *database)
+{
+    const struct refdata *refdata = database->refdata;
+    const struct kernel_bus_settings *bus = kernel_bus(refdata->kernel);
+    struct kernel_site *site = &database->site;
+    struct error error = {0};
+    int64_t handlers = bus->commands == KERNEL_KAFKA ? refdata->first->kafka.handlers : bus->handlers;
+    if (database->is_started || database->is_closing)
+        return;
+    database->is_started = true;
+    site->workers = worker_pool_create("flow", (unsigned)handlers + OWN_THREADS, SIZE_MAX);
+    enum status status = refdata_buses_open(database, &error);
+    if (status == STATUS_OK)
+        status = kernel_site_run(site, parts, database, &error);
+    if (status != STATUS_OK) { /* the sweep is left, and what is in memory */
+        log_error("flow_not_started", LOG_STR("database", database->name), LOG_ERROR_FIELDS(&error));
+        kernel_site_close(site);
+    }
+}
+
+void refdata_databases_open(struct refdata *refdata, struct refdata_catalog *catalog)
+{
+    for (size_t i = 0; i < catalog->database_count; i++) {
+        struct refdata_database *database = catalog->databases[i];
+        struct refdata_catalog *before = database->catalog;
+        if (!before)
+            database->refdata = refdata;
+        atomic_fetch_add(&catalog->refs, 1);
+        pthread_mutex_lock(&refdata->catalog_lock);
+        database->catalog = catalog;
+        pthread_mutex_unlock(&refdata->catalog_lock);
+        if (before)
+            refdata_catalog_unref(before);
+        else if (atomic_load(&database->site.is_ready))
+            refdata_database_start(database);
+    }
+}
+
+struct refdata_catalog *refdata_database_catalog(const struct refdata_database *database)
+{
+    pthread_mutex_lock(&database->refdata->catalog_lock);
+    struct refdata_catalog *catalog = database->catalog;
+    atomic_fetch_add(&catalog->refs, 1);
+    pthread_mutex_unlock(&database->refdata->catalog_lock);
+    return catalog;
+}
+
+void refdata_database_decided(struct refdata_database *database, const struct refdata_outcome *outcomes,
+                              const bool *waited, size_t count)
+{
+    bool committed = false, is_hydrated = false;
+    refdata_decisions_made(database->decisions, outcomes, waited, count);
+    for (size_t i = 0; i < count; i++) {
+        if (outcomes[i].decision != REFDATA_COMMITTED)
+            continue;
+        committed = true;
+        is_hydrated |= outcomes[i].is_hydrated;
+        struct uuid event;
+        bool is_known = outcomes[i].makes_version && uuid_parse(outcomes[i].event_id, &event);
+        if (database->invalidations)
+            refdata_invalidations_hint(database->invalidations, outcomes[i].tenant, outcomes[i].dict_code,
+                                       outcomes[i].version, is_known ? &event : NULL);
+    }
+    if (committed)
+        refdata_relay_wake(database);
+    if (is_hydrated)
+        refdata_decisions_changed_items(database->decisions);
+}
+
+/* ---- the end ---- */
+
+struct closing {
+    struct refdata *refdata;
+    struct refdata_database **databases;
+    size_t count;
+    bool stops; /* the process does */
+};
+
+static void close_begin(void *arg)
+{
+    const struct closing *closing = arg;
+    closing->refdata->stopping = closing->stops;
+    for (size_t i = 0; i < closing->count; i++) {
+        closing->databases[i]->is_closing = true;
+        atomic_store(&closing->databases[i]->site.is_running, false);
+    }
+}
+
+static void close_end(void *arg)
+{
+    const struct closing *closing = arg;
+    for (size_t i = 0; i < closing->count; i++) {
+        struct refdata_database *database = closing->databases[i];
+        kernel_site_close(&database->site);
+        refdata_sweep_destroy(database->sweep);
+        database->sweep = NULL;
+        if (database->catalog)
+            refdata_catalog_unref(database->catalog);
+        database->catalog = NULL;
+    }
+}
+
+void refdata_databases_close(struct refdata *refdata, const struct refdata_catalog *catalog,
+                             const struct refdata_catalog *next)
+{
+    struct refdata_database **databases = memory_alloc((catalog->database_count + 1) * sizeof(void *));
+    struct closing closing = {.refdata = refdata, .databases = databases, .stops = !next};
+    for (size_t i = 0; i < catalog->database_count; i++)
+        if (!refdata_catalog_names(next, catalog->databases[i]))
+            databases[closing.count++] = catalog->databases[i];
+    loop_group_call(refdata->loops, close_begin, &closing);
+    loop_group_wait(refdata->loops); /* no handler uses its parts any more */
+    for (size_t i = 0; i < closing.count; i++)
+        kernel_site_stop_begin(&databases[i]->site, STOP_GRACE_MS); /* one time for all of them */
+    for (size_t i = 0; i < closing.count; i++) {
+        kernel_site_stop_senders(&databases[i]->site);
+        kernel_site_stop(&databases[i]->site);
+        refdata_sweep_stop(databases[i]->sweep);
+    }
+    loop_group_wait(refdata->loops); /* what they posted has been handled */
+    loop_group_call(refdata->loops, close_end, &closing);
+    free(databases);
+}
+
+void refdata_databases_free(struct refdata *refdata)
+{
+    struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
+    close_end(&(struct closing){.databases = catalog->databases, .count = catalog->database_count});
 }

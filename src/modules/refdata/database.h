@@ -1,18 +1,32 @@
-/* One PostgreSQL that dictionaries live in: a site (kernel/site.h), shared by the catalogs that name it, so that a reload of
- * the configuration keeps its connections. */
+/* One PostgreSQL that dictionaries live in, and what each role of this process does with the changes of its data:
+ *
+ *     POST ─ command ─ update_request + message ─ topic refdata.commands ─ apply ─ data, version, status, outbox
+ *          ─ relay ─ topic refdata.invalidations ─ query: load, swap
+ *
+ * A site (kernel/site.h), shared by the catalogs that name it, so that a reload of the configuration keeps its connections. It is
+ * opened with the first of them, runs from when the sweep finds the schema in place, on the home loop, and is closed by the main
+ * thread when a catalog no longer names it. What each role runs is a part (struct kernel_part) of the table in database.c; the
+ * pointer of a role that does not run here is NULL. */
 #ifndef FRESHET_REFDATA_DATABASE_H
 #define FRESHET_REFDATA_DATABASE_H
 
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "base/hash.h"
 #include "kernel/kernel.h"
 #include "kernel/site.h"
+#include "modules/refdata/buses.h"
+#include "modules/refdata/update.h"
 
 extern const struct db_migration refdata_migrations[];
 
-struct refdata_flow;
+struct refdata;
+struct refdata_catalog;
+
+/* A body at its largest, with what the server adds to it. */
+#define REFDATA_MESSAGE_BYTES_MAX (1032u << 20)
+/* On a command whose sender waits for its decision: apply then sends a notice of it to every process. */
+#define REFDATA_HEADER_WAITED "waited"
 
 /* Pairs that this process has marked as hydrated a moment ago (command/owner.c). One that loses its place to another is
  * marked again. */
@@ -29,11 +43,28 @@ struct refdata_database {
     atomic_uint refs;
     struct kernel_site site;
     struct str name;
-    _Atomic(struct refdata_flow *) flow; /* flow.h; NULL = not started */
-    uint64_t fingerprint;                /* of its settings: the same block is kept over a reload */
+    uint64_t fingerprint; /* of its settings: the same block is kept over a reload */
     struct refdata_marks marks;
+
+    struct refdata *refdata;         /* NULL until it is opened */
+    struct refdata_catalog *catalog; /* referenced: the last that names it; refdata_database_catalog() */
+    struct refdata_buses buses;
+    struct refdata_sweep *sweep;
+    bool is_started;         /* the home loop's; also when that failed: then the sweep is left */
+    bool is_closing;         /* the home loop's: it is not in the catalog any more, or the process stops */
+    struct outbox *commands; /* commands.h: NULL where PostgreSQL carries them, or none is accepted */
+    struct refdata_committer *committer; /* command/: makes commits of POSTs */
+    struct task *changes;                /* command/: publishes changed items for hydration */
+    struct refdata_decisions
+        *decisions;              /* command/: clients that wait for them, and notices between processes */
+    struct refdata_apply *apply; /* apply/ */
+    struct outbox *relay; /* relay/: this, where the role runs, or a notifier that wakes it elsewhere */
+    struct outbox_notifier *relay_notifier;
+    struct refdata_adapter *adapter;             /* adapter/ */
+    struct refdata_invalidations *invalidations; /* query/: receives new versions */
 };
 
+/* Without a kernel (NULL) nothing runs on it. */
 enum status refdata_database_create(const struct kernel_postgres *settings, struct kernel *kernel,
                                     struct refdata_database **database, struct error *error) MUST_CHECK;
 uint64_t refdata_database_fingerprint(const struct kernel_postgres *settings);
@@ -42,5 +73,58 @@ void refdata_database_unref(struct refdata_database *database);
 /* On a worker: as kernel_site_prepare(). */
 enum status refdata_database_prepare(struct refdata_database *database, int64_t deadline_ns,
                                      struct error *error) MUST_CHECK;
+
+/* On the home loop, or before the loops run: the catalog's databases go by it from now on. Those that are new are opened, and
+ * started where the schema is known to be in place. */
+void refdata_databases_open(struct refdata *refdata, struct refdata_catalog *catalog);
+/* On the home loop: the schema is in place. Does nothing the second time. */
+void refdata_database_start(struct refdata_database *database);
+/* Main thread, loops running: ends those of `catalog` that `next` does not name (NULL: the process stops). */
+void refdata_databases_close(struct refdata *refdata, const struct refdata_catalog *catalog,
+                             const struct refdata_catalog *next);
+void refdata_databases_free(struct refdata *refdata); /* loops have ended: what the parts hold */
+
+/* On a loop: do its parts run? Then they do until the callback returns. */
+static inline bool refdata_database_runs(const struct refdata_database *database)
+{
+    return atomic_load(&database->site.is_running);
+}
+
+/* Any thread: what is defined for the updates that it carries, to its end, also when a reload has put another database in its
+ * place. To be given back by refdata_catalog_unref(). */
+struct refdata_catalog *refdata_database_catalog(const struct refdata_database *database);
+/* Any thread, after the commit: these updates are decided. Releases the waiters here and in other processes, has the
+ * pod's caches reloaded, wakes the relay. `waited[i]` (NULL = all false): a client of another process may wait. */
+void refdata_database_decided(struct refdata_database *database, const struct refdata_outcome *outcomes,
+                              const bool *waited, size_t count);
+
+/* ---- parts: what each role runs on a database ---- */
+extern const struct kernel_part refdata_decisions_part, refdata_apply_part, refdata_relay_part,
+    refdata_invalidations_part, refdata_commands_part, refdata_committer_part, refdata_changes_part,
+    refdata_adapter_part;
+
+void refdata_decisions_made(struct refdata_decisions *decisions, const struct refdata_outcome *outcomes,
+                            const bool *waited, size_t count); /* any thread */
+/* The notice of a commit to other processes, for a caller that sends it itself. */
+#define REFDATA_DECISIONS_CHANNEL "freshet_refdata_decided"
+void refdata_decisions_put_committed(struct buf *out, struct str tenant, struct str event_id,
+                                     int64_t version);
+/* Any thread, after the commit: an item of a hydrated dictionary changed. Wakes whichever process publishes it. */
+void refdata_decisions_changed_items(struct refdata_decisions *decisions);
+bool refdata_adapter_reads(const struct refdata_adapter *adapter); /* any loop: has it a source here? */
+bool refdata_adapter_is_up(const struct refdata_adapter *adapter); /* any loop: does its Kafka answer? */
+/* What refdata's outboxes have in common. */
+#define REFDATA_OUTBOX_COLUMNS                                                                               \
+    .module = "refdata", .id = {"id", "bigint"}, .sequence = "id", .payload = "e.payload",                   \
+    .aggregate = {{"tenant_id", "text"}, {"dict_code", "text"}}, .published = "published",                   \
+    .failed_at = "failed_at", .published_at = "published_at", .created_at = "created_at",                    \
+    .attempts = "attempt_count", .claims = "claim_count", .outages = "outage_count", .claim_id = "claim_id", \
+    .locked_by = "locked_by", .locked_until = "locked_until", .next_attempt_at = "next_attempt_at",          \
+    .last_error = "last_error"
+extern const struct outbox_table refdata_outbox_table;      /* relay/; for `freshet outbox` too */
+void refdata_relay_wake(struct refdata_database *database); /* any thread: something was committed here */
+void refdata_invalidations_hint(struct refdata_invalidations *invalidations, struct str tenant,
+                                struct str code, int64_t version,
+                                const struct uuid *event); /* any thread: committed; event NULL = not known */
 
 #endif

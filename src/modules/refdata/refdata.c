@@ -12,9 +12,9 @@
 #include "modules/refdata/adapter/adapter.h"
 #include "modules/refdata/command/command.h"
 #include "modules/refdata/commands.h"
-#include "modules/refdata/flow.h"
 #include "modules/refdata/query/query.h"
 #include "modules/refdata/query/reading.h"
+#include "modules/refdata/refdata.h"
 
 enum {
     PREPARE_MS = 3000, /* of a reload, for a database that is new */
@@ -183,7 +183,7 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
         refdata_keeper_preload(refdata);
     if (refdata_has_role(refdata, "command"))
         refdata_owner_provide(refdata);
-    refdata_flows_open(refdata, catalog);
+    refdata_databases_open(refdata, catalog);
     refdata_sweeps_start(refdata);
     *state = refdata;
     return STATUS_OK;
@@ -204,7 +204,7 @@ static void reload_on_home(void *arg)
 {
     struct reload *reload = arg;
     struct refdata *refdata = reload->refdata;
-    refdata_flows_open(refdata, reload->catalog); /* before anybody can find it wanting */
+    refdata_databases_open(refdata, reload->catalog); /* before anybody can find it wanting */
     pthread_mutex_lock(&refdata->catalog_lock);
     struct refdata_catalog *before = atomic_exchange(&refdata->catalog, reload->catalog);
     pthread_mutex_unlock(&refdata->catalog_lock);
@@ -232,24 +232,19 @@ static void reload(void *state, struct config *config, const void *section)
                 (void)!refdata_database_prepare(reload.catalog->databases[i], clock_deadline_ms(PREPARE_MS),
                                                 &error);
         loop_group_call(refdata->loops, reload_on_home, &reload);
-        refdata_flows_close(refdata, reload.catalog); /* what they accepted is committed, loads end now */
+        refdata_databases_close(refdata, before,
+                                reload.catalog); /* what they accepted is committed, loads end now */
     } else {
         log_error("refdata_reload_failed", LOG_ERROR_FIELDS(&error));
     }
     refdata_catalog_unref(before);
 }
 
-static void stop_on_home(void *arg)
-{
-    struct refdata *refdata = arg;
-    refdata->stopping = true;
-}
-
 static void stop(void *state)
 {
     struct refdata *refdata = state;
-    loop_group_call(refdata->loops, stop_on_home, refdata);
-    refdata_flows_close(refdata, NULL); /* loads under way end now, not at their deadline */
+    refdata_databases_close(refdata, atomic_load(&refdata->catalog),
+                            NULL); /* loads under way end now, not at their deadline */
     worker_pool_stop(refdata->loaders);
     worker_pool_stop(refdata->readers);
 }
@@ -259,7 +254,7 @@ static void destroy_refdata(void *state)
     struct refdata *refdata = state;
     worker_pool_destroy(refdata->loaders);
     worker_pool_destroy(refdata->readers);
-    refdata_flows_clear(refdata);
+    refdata_databases_free(refdata);
     refdata_keeper_clear(refdata);
     cache_drain();
     refdata_catalog_unref(atomic_load(&refdata->catalog));
@@ -284,8 +279,9 @@ static void put_role(struct refdata *refdata, const struct refdata_catalog *cata
     if (!refdata_has_role(refdata, role))
         return;
     for (size_t i = 0; i < catalog->database_count && !works; i++) {
-        const struct refdata_flow *flow = refdata_flow_of(catalog->databases[i]);
-        works = flow && is_reachable(catalog->databases[i]) && refdata_buses_are_up(flow, needs);
+        const struct refdata_database *database = catalog->databases[i];
+        works = refdata_database_runs(database) && is_reachable(database) &&
+                refdata_buses_are_up(database, needs);
     }
     if (needs == REFDATA_NEEDS_SOURCES || (needs == REFDATA_NEEDS_COMMANDS && bus->commands == KERNEL_KAFKA))
         detail = STR("waiting for PostgreSQL or Kafka");
@@ -310,8 +306,9 @@ static void health(void *state, struct health *health)
     put_role(refdata, catalog, "relay", REFDATA_NEEDS_INVALIDATIONS, health);
     put_role(refdata, catalog, "adapter", REFDATA_NEEDS_SOURCES, health);
     for (size_t i = 0; i < catalog->database_count; i++) {
-        const struct refdata_flow *flow = refdata_flow_of(catalog->databases[i]);
-        adapters_are_up &= !flow || !flow->adapter || refdata_adapter_is_up(flow->adapter);
+        const struct refdata_database *database = catalog->databases[i];
+        adapters_are_up &= !refdata_database_runs(database) || !database->adapter ||
+                           refdata_adapter_is_up(database->adapter);
     }
     if (refdata_has_role(refdata, "adapter") && refdata->first->adapter.sources.count)
         health_component(health, "kafka", STR("adapter"), adapters_are_up, STR_NONE);

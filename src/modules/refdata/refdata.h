@@ -12,7 +12,6 @@
 #include "modules/refdata/query/holding.h"
 
 struct refdata_sweep;
-struct refdata_flow;
 
 struct refdata {
     /* read on every loop */
@@ -38,7 +37,6 @@ struct refdata {
     struct refdata_holdings retired; /* dropped since the table was last published */
     struct refdata_queue full_loads, delta_loads;
     uint64_t memory_bytes;
-    struct refdata_flow *flows; /* one per database, a list */
     bool stopping;
 };
 
@@ -47,9 +45,10 @@ struct refdata_catalog *refdata_catalog_hold(struct refdata *refdata);
 bool refdata_has_role(const struct refdata *refdata, const char *role);
 
 /* ---- sweep.c: the periodic look at each database ---- */
-void refdata_sweeps_start(struct refdata *refdata); /* home loop: of all flows, those that run look at once */
+void refdata_sweeps_start(
+    struct refdata *refdata); /* home loop: of all databases, those that run look at once */
 /* On the home loop: something may have been missed, every version is compared at once. */
-void refdata_sweep_now(struct refdata_flow *flow);
+void refdata_sweep_now(struct refdata_database *database);
 void refdata_sweep_stop(struct refdata_sweep *sweep);    /* main thread; its database's pool is interrupted */
 void refdata_sweep_destroy(struct refdata_sweep *sweep); /* NULL is fine */
 

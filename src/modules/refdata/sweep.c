@@ -7,9 +7,9 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "loop/task.h"
-#include "modules/refdata/flow.h"
 #include "modules/refdata/provider.h"
 #include "modules/refdata/query/query.h"
+#include "modules/refdata/refdata.h"
 
 enum {
     SWEEP_TIMEOUT_MS = 5000,
@@ -26,7 +26,7 @@ struct held_pair {
 };
 
 struct refdata_sweep {
-    struct refdata_flow *flow;
+    struct refdata_database *database;
     struct task *task;
     struct refdata_checks *checks;
     bool is_out; /* the home loop's: prepared, and not finished */
@@ -54,7 +54,8 @@ static void end_run(struct refdata_sweep *sweep)
         refdata_dictionary_unref(sweep->unchecked[i]);
     buf_deinit(&sweep->starred);
     arena_deinit(&sweep->arena);
-    *sweep = (struct refdata_sweep){.flow = sweep->flow, .task = sweep->task, .checks = sweep->checks};
+    *sweep =
+        (struct refdata_sweep){.database = sweep->database, .task = sweep->task, .checks = sweep->checks};
 }
 
 /* ---- setting out, on the home loop ---- */
@@ -62,13 +63,13 @@ static void end_run(struct refdata_sweep *sweep)
 static void sweep_prepare(void *context)
 {
     struct refdata_sweep *sweep = context;
-    const struct refdata *refdata = sweep->flow->refdata;
-    const struct refdata_database *database = sweep->flow->database;
+    const struct refdata *refdata = sweep->database->refdata;
+    const struct refdata_database *database = sweep->database;
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
     const struct setting_strings *preload = &refdata->settings.preload;
     const struct refdata_table *table = refdata->own;
     int64_t recheck_before_ns = clock_mono_ns() - RECHECK_MS * CLOCK_NS_PER_MS;
-    if (sweep->flow->is_closing)
+    if (sweep->database->is_closing)
         return;
     sweep->is_out = true;
     sweep->interval_ms = refdata->settings.sweep_interval_ms;
@@ -176,7 +177,7 @@ static enum status read_versions(struct refdata_sweep *sweep, struct db_conn *co
 static int64_t sweep_step(struct task *task, void *context)
 {
     struct refdata_sweep *sweep = context;
-    struct refdata_database *database = sweep->flow->database;
+    struct refdata_database *database = sweep->database;
     struct db_result *tenants = NULL;
     struct db_conn *conn = NULL;
     (void)task;
@@ -248,10 +249,10 @@ static void apply_versions(struct refdata *refdata, struct held_pair *pairs, siz
 static void sweep_finish(void *context)
 {
     struct refdata_sweep *sweep = context;
-    struct refdata_database *database = sweep->flow->database;
-    struct refdata *refdata = sweep->flow->refdata;
+    struct refdata_database *database = sweep->database;
+    struct refdata *refdata = sweep->database->refdata;
     bool again = sweep->again;
-    if (sweep->flow->is_closing) {
+    if (sweep->database->is_closing) {
         end_run(sweep);
         return;
     }
@@ -268,7 +269,7 @@ static void sweep_finish(void *context)
     if (sweep->status == STATUS_OK)
         apply_versions(refdata, sweep->pairs, sweep->pair_count);
     if (atomic_load(&database->site.is_ready))
-        refdata_flow_start_of(refdata, database);
+        refdata_database_start(database);
     refdata_keeper_update_health(refdata);
     if (sweep->status == STATUS_OK)
         refdata_checks_wake(sweep->checks);
@@ -282,30 +283,30 @@ static void sweep_finish(void *context)
 void refdata_sweeps_start(struct refdata *refdata)
 {
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
-    for (struct refdata_flow *flow = refdata->flows; flow; flow = flow->next) {
-        flow->is_closing = !refdata_catalog_names(catalog, flow->database);
-        if (flow->sweep) {
-            task_wake(flow->sweep->task); /* new dictionaries are not kept waiting */
+    for (size_t i = 0; i < catalog->database_count; i++) {
+        struct refdata_database *database = catalog->databases[i];
+        if (database->sweep) {
+            task_wake(database->sweep->task); /* new dictionaries are not kept waiting */
             continue;
         }
-        flow->sweep = memory_zalloc(sizeof *flow->sweep);
-        flow->sweep->flow = flow;
-        flow->sweep->checks = refdata_checks_create(refdata, flow->database);
-        flow->sweep->task = task_create(&(struct task_config){.name = "sweep",
-                                                              .loop = refdata->home,
-                                                              .pool = refdata->loaders,
-                                                              .prepare = sweep_prepare,
-                                                              .run = sweep_step,
-                                                              .finish = sweep_finish,
-                                                              .context = flow->sweep});
-        task_start(flow->sweep->task, TASK_NOW);
+        database->sweep = memory_zalloc(sizeof *database->sweep);
+        database->sweep->database = database;
+        database->sweep->checks = refdata_checks_create(refdata, database);
+        database->sweep->task = task_create(&(struct task_config){.name = "sweep",
+                                                                  .loop = refdata->home,
+                                                                  .pool = refdata->loaders,
+                                                                  .prepare = sweep_prepare,
+                                                                  .run = sweep_step,
+                                                                  .finish = sweep_finish,
+                                                                  .context = database->sweep});
+        task_start(database->sweep->task, TASK_NOW);
     }
 }
 
-void refdata_sweep_now(struct refdata_flow *flow)
+void refdata_sweep_now(struct refdata_database *database)
 {
-    flow->sweep->again = flow->sweep->is_out;
-    task_wake(flow->sweep->task);
+    database->sweep->again = database->sweep->is_out;
+    task_wake(database->sweep->task);
 }
 
 void refdata_sweep_stop(struct refdata_sweep *sweep)

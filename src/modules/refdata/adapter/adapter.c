@@ -64,14 +64,14 @@ static bool read_message(const struct refdata_reader *reader, const struct refda
         refdata_translate(reader->source, message, &limits, &memo->arena, &intake->update, &error);
     if (status == STATUS_OK)
         status = refdata_acceptance_find(catalog, intake->update.dict_code, &dictionary, &error);
-    if (status == STATUS_OK && dictionary->database != reader->flow->database)
+    if (status == STATUS_OK && dictionary->database != reader->database)
         status = error_set_field(&error, STATUS_BAD_REQUEST, "dictCode",
                                  "the dictionary %.*s lives in another database than this source's",
                                  STR_ARG(dictionary->code));
     if (status == STATUS_OK)
         status = refdata_acceptance_check(dictionary, &intake->update, &error);
     if (status == STATUS_OK)
-        status = refdata_commands_check(reader->flow, &intake->update, &error);
+        status = refdata_commands_check(reader->database, &intake->update, &error);
     if (status == STATUS_DICTIONARY_UNAVAILABLE) {
         log_warn("adapter_waits", LOG_STR("topic", message->topic), LOG_INT("partition", message->partition),
                  LOG_INT("offset", message->offset), LOG_STR("dictCode", intake->update.dict_code),
@@ -130,7 +130,7 @@ void refdata_reader_handle(void *context, struct bus_batch *batch)
 {
     struct refdata_reader *reader = context;
     struct error error = {0};
-    struct refdata_catalog *catalog = refdata_flow_catalog(reader->flow);
+    struct refdata_catalog *catalog = refdata_database_catalog(reader->database);
     struct memo *memo = batch->memo = memory_zalloc(sizeof *memo);
     arena_init(&memo->arena, ARENA_BYTES);
     memo->intakes = arena_zalloc(&memo->arena, batch->count * sizeof *memo->intakes);
@@ -149,7 +149,7 @@ void refdata_reader_handle(void *context, struct bus_batch *batch)
                     (struct refdata_accepted){&memo->intakes[i].update, memo->intakes[i].traceparent, false};
         memo->is_published = count > 0;
         FAILPOINT("adapter.before_publish");
-        status = refdata_commands_put(reader->flow, batch->conn, accepted, count, batch->deadline_ns,
+        status = refdata_commands_put(reader->database, batch->conn, accepted, count, batch->deadline_ns,
                                       &memo->arena, &error);
     }
     FAILPOINT("adapter.before_commit");
@@ -190,7 +190,7 @@ void refdata_reader_committed(void *context, const struct bus_batch *batch, size
         return;
     FAILPOINT("adapter.after_commit");
     if (memo->is_published)
-        refdata_commands_wake(reader->flow);
+        refdata_commands_wake(reader->database);
     for (size_t i = 0; i < settled; i++)
         refused += batch->verdicts[i].kind == BUS_TERM;
     for (size_t i = 0; i < memo->count; i++) {
@@ -224,10 +224,10 @@ void refdata_reader_gap(void *context, unsigned partition, int64_t offset, int64
               LOG_INT("partition", partition), LOG_INT("offset", offset), LOG_INT("next", next));
 }
 
-/* ---- what is read for a flow ---- */
+/* ---- what is read for a database ---- */
 
 struct refdata_adapter {
-    struct refdata_flow *flow;
+    struct refdata_database *database;
     struct arena arena; /* of the sources */
     struct worker_pool *workers;
     struct bus *bus; /* NULL: it could not be made */
@@ -235,23 +235,23 @@ struct refdata_adapter {
     struct refdata_reader readers[];
 };
 
-/* A reader for each source whose updates go to this flow's database. */
+/* A reader for each source whose updates go to this database. */
 static enum status add_readers(struct refdata_adapter *adapter, struct error *error)
 {
     static const char *const results[] = {
         [REFDATA_NEW] = "accepted", [REFDATA_KNOWN] = "replayed", [REFDATA_REFUSED] = "refused"};
-    const struct refdata_settings *settings = adapter->flow->refdata->first;
+    const struct refdata_settings *settings = adapter->database->refdata->first;
     const struct refdata_source_settings *sources = settings->adapter.sources.items;
     const struct kernel_postgres *blocks = settings->postgres.items;
     enum status status = STATUS_OK;
     for (size_t i = 0; i < settings->adapter.sources.count && status == STATUS_OK; i++) {
         int block = refdata_source_database(settings, &sources[i]);
-        if (block < 0 || !str_eq(blocks[block].name, adapter->flow->database->name))
+        if (block < 0 || !str_eq(blocks[block].name, adapter->database->name))
             continue;
         struct refdata_adapter_source *source = arena_alloc(&adapter->arena, sizeof *source);
         struct refdata_reader *reader = &adapter->readers[adapter->count++];
         status = refdata_source_init(source, &sources[i], i, NULL, &adapter->arena, error);
-        *reader = (struct refdata_reader){.flow = adapter->flow, .source = source};
+        *reader = (struct refdata_reader){.database = adapter->database, .source = source};
         for (size_t k = 0; k < sizeof results / sizeof results[0]; k++)
             reader->outcomes[k] = metric_series_get(&refdata_adapter_messages_family,
                                                     (struct str[]){sources[i].topic, str_from(results[k])});
@@ -265,13 +265,13 @@ static enum status add_readers(struct refdata_adapter *adapter, struct error *er
 static enum status open_bus(struct refdata_adapter *adapter, unsigned handlers, struct error *error)
 {
     struct bus_topic *topics = arena_zalloc(&adapter->arena, adapter->count * sizeof *topics);
-    struct db_target target = adapter->flow->database->site.target;
+    struct db_target target = adapter->database->site.target;
     for (size_t i = 0; i < adapter->count; i++)
         topics[i].name =
             adapter->readers[i].source->settings->topic.ptr; /* its partitions are not ours to count */
     target.connections_max = handlers;
     enum status status = refdata_buses_open_kafka(
-        adapter->flow->refdata,
+        adapter->database->refdata,
         &(struct bus_kafka_config){
             .workers = adapter->workers, .target = &target, .topics = topics, .topic_count = adapter->count},
         &adapter->bus, error);
@@ -297,23 +297,23 @@ static enum status open_bus(struct refdata_adapter *adapter, unsigned handlers, 
 
 static void *create_adapter(void *owner, struct error *failure)
 {
-    struct refdata_flow *flow = owner;
-    size_t sources = flow->refdata->first->adapter.sources.count;
-    struct refdata_adapter *adapter = flow->adapter =
+    struct refdata_database *database = owner;
+    size_t sources = database->refdata->first->adapter.sources.count;
+    struct refdata_adapter *adapter = database->adapter =
         memory_zalloc(sizeof *adapter + sources * sizeof adapter->readers[0]);
     struct error error = {0};
     (void)failure; /* the others go on without it */
-    adapter->flow = flow;
+    adapter->database = database;
     arena_init(&adapter->arena, 4096);
     enum status status = add_readers(adapter, &error);
     if (adapter->count == 0)
         return adapter;
-    unsigned handlers = (unsigned)flow->refdata->first->adapter.handlers;
+    unsigned handlers = (unsigned)database->refdata->first->adapter.handlers;
     adapter->workers = worker_pool_create("adapter", handlers + OWN_THREADS, SIZE_MAX);
     if (status == STATUS_OK)
         status = open_bus(adapter, handlers, &error);
     if (status != STATUS_OK) {
-        log_error("adapter_not_started", LOG_STR("database", flow->database->name), LOG_ERROR_FIELDS(&error));
+        log_error("adapter_not_started", LOG_STR("database", database->name), LOG_ERROR_FIELDS(&error));
         bus_destroy(adapter->bus);
         adapter->bus = NULL;
     }

@@ -80,9 +80,9 @@ enum status refdata_translate(const struct refdata_adapter_source *source, const
 
 /* ---- adapter.c ---- */
 
-/* One source, read for one flow: the context of its handler. */
+/* One source, read for one database: the context of its handler. */
 struct refdata_reader {
-    struct refdata_flow *flow;
+    struct refdata_database *database;
     const struct refdata_adapter_source *source;
     struct metric_series *outcomes[3]; /* enum refdata_verdict */
 };

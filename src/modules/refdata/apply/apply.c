@@ -254,14 +254,14 @@ static enum status write_alone(struct batch *batch, struct error *error)
 
 /* ---- the whole ---- */
 
-enum status refdata_apply_run(struct refdata_flow *flow, struct db_conn *conn,
+enum status refdata_apply_run(struct refdata_database *database, struct db_conn *conn,
                               struct refdata_command *commands, size_t count, unsigned flags,
                               int64_t deadline_ns, struct arena *arena, struct error *error)
 {
     int64_t begun_ns = clock_mono_ns();
     struct batch batch = {
-        .flow = flow,
-        .catalog = refdata_flow_catalog(flow),
+        .database = database,
+        .catalog = refdata_database_catalog(database),
         .conn = conn,
         .arena = arena,
         .commands = commands,
@@ -302,7 +302,8 @@ enum status refdata_apply_run(struct refdata_flow *flow, struct db_conn *conn,
     return status;
 }
 
-void refdata_apply_report(struct refdata_flow *flow, const struct refdata_command *commands, size_t count)
+void refdata_apply_report(struct refdata_database *database, const struct refdata_command *commands,
+                          size_t count)
 {
     size_t decided = 0;
     for (size_t i = 0; i < count; i++)
@@ -327,7 +328,7 @@ void refdata_apply_report(struct refdata_flow *flow, const struct refdata_comman
         }
     }
     if (decided)
-        refdata_flow_decided(flow, outcomes, waited, decided);
+        refdata_database_decided(database, outcomes, waited, decided);
     free(outcomes);
     free(waited);
 }

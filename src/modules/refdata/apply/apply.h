@@ -6,7 +6,7 @@
 #ifndef FRESHET_REFDATA_APPLY_H
 #define FRESHET_REFDATA_APPLY_H
 
-#include "modules/refdata/flow.h"
+#include "modules/refdata/refdata.h"
 
 struct refdata_command {
     struct refdata_update update; /* its slices live as long as the call */
@@ -42,11 +42,12 @@ enum refdata_apply_flags {
 /* On a worker, inside an open READ COMMITTED transaction. OK: all outcomes are written there, the caller commits and
  * then calls refdata_apply_report(), or rolls back. DB_ERROR: some command's SQL was refused and the transaction is
  * spoilt; run them one by one with REFDATA_APPLY_ALONE. Other failures (DB_DOWN, TIMEOUT, DB_RETRY): run all again. */
-enum status refdata_apply_run(struct refdata_flow *flow, struct db_conn *conn,
+enum status refdata_apply_run(struct refdata_database *database, struct db_conn *conn,
                               struct refdata_command *commands, size_t count, unsigned flags,
                               int64_t deadline_ns, struct arena *arena, struct error *error) MUST_CHECK;
 /* After the commit: releases the clients that wait for these updates, and notifies the readers of the dictionaries. Updates decided
  * before are reported again: the reply to an earlier commit may have been lost. */
-void refdata_apply_report(struct refdata_flow *flow, const struct refdata_command *commands, size_t count);
+void refdata_apply_report(struct refdata_database *database, const struct refdata_command *commands,
+                          size_t count);
 
 #endif

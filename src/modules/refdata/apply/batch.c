@@ -157,7 +157,7 @@ void refdata_batch_open(struct batch *batch)
         const struct refdata_dictionary *dictionary = refdata_catalog_find(batch->catalog, update->dict_code);
         enum status refusal = STATUS_OK;
         struct error refused;
-        if (!dictionary || dictionary->database != batch->flow->database)
+        if (!dictionary || dictionary->database != batch->database)
             refusal = STATUS_UNKNOWN_DICTIONARY;
         else if (refdata_acceptance_check(dictionary, update, &refused) != STATUS_OK)
             refusal = STATUS_DICTIONARY_READ_ONLY;
@@ -187,7 +187,7 @@ static void add_events(struct batch *batch)
             row[3] = batch->commands[i].is_dead_letter ? STR_NONE : update->dict_code;
             row[4] = refdata_acceptance_hash(update, batch->arena);
             row[5] = refdata_update_is_chunk(update) ? str_from(update->snapshot_id) : STR_NONE;
-            row[6] = arena_printf(batch->arena, "kafka:%s", batch->flow->buses.commands_topic);
+            row[6] = arena_printf(batch->arena, "kafka:%s", batch->database->buses.commands_topic);
         }
         refdata_columns_add(&columns, row);
     }

@@ -62,7 +62,7 @@ struct entry {
 };
 
 struct batch {
-    struct refdata_flow *flow;
+    struct refdata_database *database;
     struct refdata_catalog *catalog;
     struct db_conn *conn;
     struct arena *arena;
@@ -130,9 +130,9 @@ void refdata_assembly_end(const struct assembly *assembly, struct refdata_writer
 /* Adds what is left to be written, and waits for all of it, or leaves it to the commit. */
 enum status refdata_batch_record(struct batch *batch, struct error *error) MUST_CHECK;
 
-/* ---- handler.c: the role's part of a flow ---- */
+/* ---- handler.c: the role's part ---- */
 struct refdata_apply {
-    struct refdata_flow *flow;
+    struct refdata_database *database;
     struct task *upkeep;
     bool is_upkeep_failing; /* the task's: logged once */
 };

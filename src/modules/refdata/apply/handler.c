@@ -21,7 +21,7 @@ static const struct refdata_limits limits = {.items_max = 1000000,
 
 /* From the handler to the commit. */
 struct memo {
-    struct refdata_flow *flow;
+    struct refdata_database *database;
     struct refdata_catalog *catalog; /* referenced */
     struct arena arena;
     struct refdata_command *commands;
@@ -75,15 +75,15 @@ static void note_failure(struct memo *memo, enum status failure, const char *why
 
 enum owner { OWN_DATABASE, OTHER_DATABASE, NO_DATABASE };
 
-static enum owner owner_of(const struct refdata_flow *flow, const struct refdata_catalog *catalog,
+static enum owner owner_of(const struct refdata_database *database, const struct refdata_catalog *catalog,
                            struct str code)
 {
     const struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, code);
     if (!dictionary)
         return NO_DATABASE;
-    return dictionary->database == flow->database ? OWN_DATABASE
-           : flow->buses.shared                   ? OTHER_DATABASE
-                                                  : NO_DATABASE;
+    return dictionary->database == database ? OWN_DATABASE
+           : database->buses.shared         ? OTHER_DATABASE
+                                            : NO_DATABASE;
 }
 
 static void read_message(struct memo *memo, struct bus_batch *batch, size_t at)
@@ -109,7 +109,7 @@ static void read_message(struct memo *memo, struct bus_batch *batch, size_t at)
                                  str_eq(code, update->dict_code)))
         status = error_set(&error, STATUS_BAD_REQUEST, "its key is not {tenantId}:{dictCode}");
     enum owner owner =
-        status == STATUS_OK ? owner_of(memo->flow, memo->catalog, update->dict_code) : OWN_DATABASE;
+        status == STATUS_OK ? owner_of(memo->database, memo->catalog, update->dict_code) : OWN_DATABASE;
     if (owner == NO_DATABASE)
         status =
             error_set(&error, STATUS_UNKNOWN_DICTIONARY, "%s", status_message(STATUS_UNKNOWN_DICTIONARY));
@@ -117,7 +117,7 @@ static void read_message(struct memo *memo, struct bus_batch *batch, size_t at)
         memo->count += owner == OWN_DATABASE;
         return;
     }
-    if (memo->flow->buses
+    if (memo->database->buses
             .buries) { /* a dead letter; where several databases read the topic, from one of them */
         refdata_apply_count(APPLY_UNREADABLE);
         bus_batch_term(batch, at, "not a command: %s", error.message);
@@ -126,12 +126,12 @@ static void read_message(struct memo *memo, struct bus_batch *batch, size_t at)
         note_failure(memo, status == STATUS_UNKNOWN_DICTIONARY ? status : STATUS_BAD_REQUEST, error.message);
 }
 
-static struct memo *create_memo(struct refdata_flow *flow, struct bus_batch *batch)
+static struct memo *create_memo(struct refdata_database *database, struct bus_batch *batch)
 {
     struct memo *memo = memory_zalloc(sizeof *memo);
     arena_init(&memo->arena, ARENA_BYTES);
-    memo->flow = flow;
-    memo->catalog = refdata_flow_catalog(flow);
+    memo->database = database;
+    memo->catalog = refdata_database_catalog(database);
     memo->commands = arena_zalloc(&memo->arena, batch->count * sizeof *memo->commands);
     batch->memo = memo;
     return memo;
@@ -155,7 +155,7 @@ static enum status apply_memo(struct memo *memo, struct bus_batch *batch)
         flags |= REFDATA_APPLY_ALONE;
     if (memo->count == 1 && batch->attempt + 1 >= memo->catalog->updates.attempts_max)
         flags |= REFDATA_APPLY_LAST;
-    enum status status = refdata_apply_run(memo->flow, batch->conn, memo->commands, memo->count, flags,
+    enum status status = refdata_apply_run(memo->database, batch->conn, memo->commands, memo->count, flags,
                                            batch->deadline_ns, &memo->arena, &error);
     if (status != STATUS_OK && status != STATUS_DB_DOWN && status != STATUS_CANCELLED)
         bus_batch_rollback(batch, "%s", error.message);
@@ -165,7 +165,7 @@ static enum status apply_memo(struct memo *memo, struct bus_batch *batch)
 static void apply_batch(void *context, struct bus_batch *batch)
 {
     struct refdata_apply *apply = context;
-    struct memo *memo = create_memo(apply->flow, batch);
+    struct memo *memo = create_memo(apply->database, batch);
     const struct refdata_command *command = &memo->commands[0];
     const struct refdata_outcome *outcome = &command->outcome;
     for (size_t i = 0; i < batch->count; i++)
@@ -192,10 +192,10 @@ static void apply_batch(void *context, struct bus_batch *batch)
 static void record_given_up(void *context, struct bus_batch *batch)
 {
     struct refdata_apply *apply = context;
-    struct memo *memo = create_memo(apply->flow, batch);
+    struct memo *memo = create_memo(apply->database, batch);
     struct refdata_command *command = &memo->commands[0];
     if (!name_unreadable(batch->messages[0].payload, &memo->arena, &command->update) ||
-        owner_of(memo->flow, memo->catalog, command->update.dict_code) == OTHER_DATABASE)
+        owner_of(memo->database, memo->catalog, command->update.dict_code) == OTHER_DATABASE)
         return;
     note_failure(memo, STATUS_UPDATE_REFUSED,
                  arena_printf(&memo->arena, "given up: %s", batch->verdicts[0].reason).ptr);
@@ -212,7 +212,7 @@ static void batch_committed(void *context, const struct bus_batch *batch, size_t
         return;
     if (batch->is_notice_sent)
         memo->commands[0].waited = false;
-    refdata_apply_report(apply->flow, memo->commands, memo->count);
+    refdata_apply_report(apply->database, memo->commands, memo->count);
     for (size_t i = 0; i < memo->count; i++) {
         const struct refdata_command *command = &memo->commands[i];
         if (!command->decided || command->outcome.decision != REFDATA_FAILED)
@@ -233,30 +233,30 @@ static void batch_uncommitted(void *context, const struct bus_batch *batch)
     free_memo(batch->memo);
 }
 
-/* ---- the role's part of a flow ---- */
+/* ---- the role's part ---- */
 
 static void *create_apply(void *owner, struct error *error)
 {
-    struct refdata_flow *flow = owner;
-    const struct refdata_catalog *catalog = flow->catalog;
-    struct refdata_apply *apply = flow->apply = memory_zalloc(sizeof *apply);
-    apply->flow = flow;
+    struct refdata_database *database = owner;
+    const struct refdata_catalog *catalog = database->catalog;
+    struct refdata_apply *apply = database->apply = memory_zalloc(sizeof *apply);
+    apply->database = database;
     refdata_apply_metrics_register();
-    apply->upkeep = kernel_site_task(&flow->database->site, "apply_upkeep", refdata_upkeep_step, apply);
-    const struct bus_subscription subscription = {.topic = flow->buses.commands_topic,
-                                                  .group = flow->buses.apply_group,
+    apply->upkeep = kernel_site_task(&database->site, "apply_upkeep", refdata_upkeep_step, apply);
+    const struct bus_subscription subscription = {.topic = database->buses.commands_topic,
+                                                  .group = database->buses.apply_group,
                                                   .mode = BUS_SHARED,
                                                   .uses_attached = true,
                                                   .from = BUS_FROM_START,
                                                   .backoff_min_ms = BACKOFF_MIN_MS,
                                                   .batch_max = (unsigned)catalog->updates.batch_max,
-                                                  .parallel = flow->buses.parallel,
+                                                  .parallel = database->buses.parallel,
                                                   .context = apply,
                                                   .handler = apply_batch,
                                                   .on_given_up = record_given_up,
                                                   .on_committed = batch_committed,
                                                   .on_uncommitted = batch_uncommitted};
-    if (bus_subscribe(flow->buses.commands, &subscription, error) != STATUS_OK)
+    if (bus_subscribe(database->buses.commands, &subscription, error) != STATUS_OK)
         (void)!error_context(error, "apply");
     return apply;
 }
@@ -264,7 +264,7 @@ static void *create_apply(void *owner, struct error *error)
 static void start_apply(void *part)
 {
     struct refdata_apply *apply = part;
-    task_start(apply->upkeep, refdata_upkeep_interval_ns(apply->flow->catalog));
+    task_start(apply->upkeep, refdata_upkeep_interval_ns(apply->database->catalog));
 }
 
 static void stop_apply(void *part)

@@ -57,7 +57,7 @@ static const struct {
     {DB_STATEMENT(DELETE_OLD("refdata.item_change", "created_at")), KEPT_A_DAY},
 };
 
-static enum status expire_one(struct refdata_flow *flow, struct db_conn *conn, int64_t age_ms,
+static enum status expire_one(struct refdata_database *database, struct db_conn *conn, int64_t age_ms,
                               struct arena *arena, bool *found, struct error *error)
 {
     struct refdata_outcome *outcomes = NULL;
@@ -87,7 +87,7 @@ static enum status expire_one(struct refdata_flow *flow, struct db_conn *conn, i
     if (status == STATUS_OK)
         status = db_commit(conn, clock_deadline_ms(JOB_MS), error);
     if (status == STATUS_OK && count)
-        refdata_flow_decided(flow, outcomes, NULL, count);
+        refdata_database_decided(database, outcomes, NULL, count);
     db_result_free(rows); /* the outcomes' names are in it */
     return status;
 }
@@ -103,8 +103,8 @@ int64_t refdata_upkeep_interval_ns(const struct refdata_catalog *catalog)
 int64_t refdata_upkeep_step(struct task *task, void *context)
 {
     struct refdata_apply *apply = context;
-    struct refdata_flow *flow = apply->flow;
-    struct refdata_catalog *catalog = refdata_flow_catalog(flow);
+    struct refdata_database *database = apply->database;
+    struct refdata_catalog *catalog = refdata_database_catalog(database);
     struct error error = {0};
     struct db_conn *conn = NULL;
     const int64_t keep_ms[KEPT_KINDS] = {[KEPT_AS_SET] = catalog->updates.keep_ms,
@@ -115,10 +115,10 @@ int64_t refdata_upkeep_step(struct task *task, void *context)
     struct arena arena;
     arena_init(&arena, 1024);
     (void)task;
-    enum status status = db_acquire(flow->database->site.pool, clock_deadline_ms(JOB_MS), &conn, &error);
+    enum status status = db_acquire(database->site.pool, clock_deadline_ms(JOB_MS), &conn, &error);
     for (unsigned round = 0; round < ROUNDS_MAX && status == STATUS_OK && found; round++) {
         arena_reset(&arena);
-        status = expire_one(flow, conn, catalog->updates.snapshot_expire_ms, &arena, &found, &error);
+        status = expire_one(database, conn, catalog->updates.snapshot_expire_ms, &arena, &found, &error);
         db_rollback(conn);
     }
     for (size_t i = 0; i < sizeof old_rows / sizeof *old_rows && status == STATUS_OK; i++) {
@@ -138,7 +138,7 @@ int64_t refdata_upkeep_step(struct task *task, void *context)
     refdata_catalog_unref(catalog);
     bool is_failing = status != STATUS_OK && status != STATUS_CANCELLED;
     if (is_failing && !apply->is_upkeep_failing)
-        log_warn("apply_upkeep_failed", LOG_STR("database", flow->database->name), LOG_ERROR_FIELDS(&error));
+        log_warn("apply_upkeep_failed", LOG_STR("database", database->name), LOG_ERROR_FIELDS(&error));
     apply->is_upkeep_failing = is_failing;
     return interval_ns;
 }

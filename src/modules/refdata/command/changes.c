@@ -180,17 +180,17 @@ static enum status publish_rows(struct claim *claim, struct error *error)
 }
 
 /* *found: rows were claimed. */
-static enum status publish_once(const struct refdata_flow *flow, bool *found, struct error *error)
+static enum status publish_once(const struct refdata_database *database, bool *found, struct error *error)
 {
-    struct claim claim = {.hydration = kernel_hydration(flow->refdata->kernel),
-                          .pool = flow->database->site.pool,
+    struct claim claim = {.hydration = kernel_hydration(database->refdata->kernel),
+                          .pool = database->site.pool,
                           .deadline_ns = clock_deadline_ms(RUN_MS)};
-    struct refdata_catalog *catalog = refdata_flow_catalog(flow);
+    struct refdata_catalog *catalog = refdata_database_catalog(database);
     struct buf codes = {0}; /* of dictionaries that live in this database and can be read */
     db_array_begin(&codes);
     for (size_t i = 0; i < catalog->dictionary_count; i++) {
         const struct refdata_dictionary *dictionary = catalog->dictionaries[i];
-        if (dictionary->database == flow->database && atomic_load(&dictionary->state) != REFDATA_DISABLED)
+        if (dictionary->database == database && atomic_load(&dictionary->state) != REFDATA_DISABLED)
             db_array_put(&codes, dictionary->code);
     }
     db_array_end(&codes);
@@ -213,36 +213,35 @@ static enum status publish_once(const struct refdata_flow *flow, bool *found, st
 
 static int64_t changes_step(struct task *task, void *context)
 {
-    const struct refdata_flow *flow = context;
+    const struct refdata_database *database = context;
     struct error error = {0};
     enum status status = STATUS_OK;
     bool found = true;
     for (unsigned round = 0; round < ROUNDS_MAX && found && status == STATUS_OK; round++)
-        status = publish_once(flow, &found, &error);
+        status = publish_once(database, &found, &error);
     if (status == STATUS_OK || status == STATUS_CANCELLED) {
         task_hold(task, TASK_MS(PACE_MS));
         return TASK_MS(found ? PACE_MS : POLL_MS);
     }
     if (task_failures(task) == 0)
-        log_warn("hydration_changes_wait", LOG_STR("database", flow->database->name),
-                 LOG_ERROR_FIELDS(&error));
+        log_warn("hydration_changes_wait", LOG_STR("database", database->name), LOG_ERROR_FIELDS(&error));
     task_hold(task, TASK_MS(BACKOFF_MS));
     return task_retry(task);
 }
 
 static void *create_changes(void *owner, struct error *error)
 {
-    struct refdata_flow *flow = owner;
+    struct refdata_database *database = owner;
     (void)error;
-    if (!kernel_hydration(flow->refdata->kernel)) /* no store: no consumer either */
+    if (!kernel_hydration(database->refdata->kernel)) /* no store: no consumer either */
         return NULL;
-    return flow->changes = task_create(&(struct task_config){.name = "hydration_changes",
-                                                             .loop = flow->database->site.home,
-                                                             .pool = flow->database->site.workers,
-                                                             .run = changes_step,
-                                                             .context = flow,
-                                                             .retry_min_ms = BACKOFF_MS,
-                                                             .retry_max_ms = BACKOFF_MS});
+    return database->changes = task_create(&(struct task_config){.name = "hydration_changes",
+                                                                 .loop = database->site.home,
+                                                                 .pool = database->site.workers,
+                                                                 .run = changes_step,
+                                                                 .context = database,
+                                                                 .retry_min_ms = BACKOFF_MS,
+                                                                 .retry_max_ms = BACKOFF_MS});
 }
 
 static void start_changes(void *part)

@@ -12,7 +12,7 @@
 #include "base/map.h"
 #include "base/trace.h"
 #include "modules/refdata/acceptance.h"
-#include "modules/refdata/flow.h"
+#include "modules/refdata/refdata.h"
 
 /* ---- decisions.c: clients that wait for the decision of an update, and how it reaches them (R1) ----
  * At once where it was decided in this process, by a notice of the database where it was another. No thread is held. Rows are read
@@ -77,7 +77,7 @@ struct refdata_post {
     struct worker_job parsing;
     struct loop_message committed; /* the way back from the committer */
     struct refdata_waiter waiter;
-    struct refdata_flow *flow;
+    struct refdata_database *database;
     struct refdata_dictionary *dictionary; /* referenced once it is known */
     bool waits;                            /* consistencyMode=WAIT_COMMIT */
     int64_t deadline_ns;                   /* for its commit */
@@ -114,7 +114,7 @@ struct refdata_commit_pace { /* of one committer */
     int64_t warn_from_ns;    /* before this time no warning is logged */
 };
 /* On a worker: every post gets its result. No two of them name the same event, key or chunk. The array is used up. */
-void refdata_commit_posts(struct refdata_flow *flow, struct refdata_commit_pace *pace,
+void refdata_commit_posts(struct refdata_database *database, struct refdata_commit_pace *pace,
                           struct refdata_post **posts, size_t count);
 
 /* ---- owner.c, changes.c: the owner of dictionaries' items in hydration (H6): entity type `dictionary_item`, id = dict/key ----

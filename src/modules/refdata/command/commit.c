@@ -40,7 +40,7 @@ static const struct db_statement begin_sql = DB_STATEMENT("BEGIN");
 enum way { DIRECT, GUESSED, QUEUED }; /* after a failed try the next one is taken */
 
 struct group {
-    struct refdata_flow *flow;
+    struct refdata_database *database;
     struct refdata_commit_pace *pace;
     struct refdata_post **posts; /* those that are refused leave it */
     size_t count;
@@ -73,7 +73,7 @@ static enum status note_commit(struct group *group, enum status status)
 
 static bool may_be_direct(const struct group *group)
 {
-    struct refdata_flow *flow = group->flow;
+    struct refdata_database *database = group->database;
     size_t bytes = 0;
     for (size_t i = 0; i < group->count; i++) {
         bytes += group->posts[i]->bytes;
@@ -81,8 +81,8 @@ static bool may_be_direct(const struct group *group)
         if (group->posts[i]->update.type != REFDATA_DELTA || bytes > DIRECT_BYTES_MAX)
             return false;
     }
-    return flow->apply && clock_mono_ns() >= group->pace->direct_from_ns &&
-           bus_shares_commits(flow->buses.commands, STR(REFDATA_COMMANDS));
+    return database->apply && clock_mono_ns() >= group->pace->direct_from_ns &&
+           bus_shares_commits(database->buses.commands, STR(REFDATA_COMMANDS));
 }
 
 static int compare_partitions(const void *a, const void *b)
@@ -97,7 +97,7 @@ static enum status apply_directly(struct group *group, struct db_conn *conn, str
                                   bool *is_granted, uint64_t *mark, struct arena *arena)
 {
     int64_t soon_ns = clock_deadline_ms(DIRECT_MS);
-    unsigned topic_partitions = (unsigned)kernel_bus(group->flow->refdata->kernel)->partitions;
+    unsigned topic_partitions = (unsigned)kernel_bus(group->database->refdata->kernel)->partitions;
     unsigned *partitions =
         arena_alloc(arena, group->count * sizeof *partitions); /* of the posts, each once */
     size_t partition_count = 0;
@@ -124,14 +124,14 @@ static enum status apply_directly(struct group *group, struct db_conn *conn, str
     db_pipeline_begin(conn);
     db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
     enum status status =
-        bus_direct_ask(group->flow->buses.commands, conn, STR(REFDATA_COMMANDS), REFDATA_APPLY_GROUP,
+        bus_direct_ask(group->database->buses.commands, conn, STR(REFDATA_COMMANDS), REFDATA_APPLY_GROUP,
                        partitions, partition_count, mark, &group->error);
     db_pipeline_add(conn, &lock_timeout_sql, DB_NO_PARAMS);
     if (!writes_requests)
         add_acceptances(group, conn, true, arena);
     db_pipeline_leave(conn, results, 2);
     if (status == STATUS_OK)
-        status = refdata_apply_run(group->flow, conn, commands, group->count,
+        status = refdata_apply_run(group->database, conn, commands, group->count,
                                    REFDATA_APPLY_OPEN | (writes_requests ? REFDATA_APPLY_INSERTS : 0),
                                    soon_ns < group->deadline_ns ? soon_ns : group->deadline_ns, arena,
                                    &group->error);
@@ -159,7 +159,7 @@ static enum status commit_direct(struct group *group, struct db_conn *conn, stru
         return status == STATUS_CANCELLED ? status : STATUS_DB_RETRY;
 
     FAILPOINT("command.before_direct_commit");
-    status = bus_direct_commit(group->flow->buses.commands, conn, STR(REFDATA_COMMANDS), mark,
+    status = bus_direct_commit(group->database->buses.commands, conn, STR(REFDATA_COMMANDS), mark,
                                group->deadline_ns, &group->error);
     FAILPOINT("command.after_direct_commit");
     for (size_t i = 0; status == STATUS_OK && i < group->count; i++) {
@@ -168,7 +168,7 @@ static enum status commit_direct(struct group *group, struct db_conn *conn, stru
         refdata_outcome_state(&commands[i].outcome, &acceptance->state);
     }
     if (status == STATUS_OK)
-        refdata_apply_report(group->flow, commands, group->count);
+        refdata_apply_report(group->database, commands, group->count);
     if (status == STATUS_DB_RETRY) /* another transaction holds a lock */
         group->pace->direct_from_ns = clock_deadline_ms(SLOW_PAUSE_MS);
     status = note_commit(group, status);
@@ -193,8 +193,8 @@ static enum status commit_guessed(struct group *group, struct db_conn *conn, str
     db_pipeline_leave(conn, NULL, 0); /* with the commit */
     FAILPOINT("command.before_single_commit");
     enum status status =
-        note_commit(group, refdata_commands_put_and_commit(group->flow, conn, &accepted, group->deadline_ns,
-                                                           arena, &group->error));
+        note_commit(group, refdata_commands_put_and_commit(group->database, conn, &accepted,
+                                                           group->deadline_ns, arena, &group->error));
     if (status == STATUS_OK)
         refdata_acceptance_take_new(&group->posts[0]->acceptance);
     else
@@ -234,8 +234,8 @@ static enum status commit_queued(struct group *group, struct db_conn *conn, stru
         if (refdata_acceptance_is_published(&group->posts[i]->acceptance))
             accepted[count++] = accepted_of(group->posts[i]);
     FAILPOINT("command.before_publish");
-    status =
-        refdata_commands_put(group->flow, conn, accepted, count, group->deadline_ns, arena, &group->error);
+    status = refdata_commands_put(group->database, conn, accepted, count, group->deadline_ns, arena,
+                                  &group->error);
     FAILPOINT("command.before_commit");
     if (status == STATUS_OK)
         status = note_commit(group, db_commit(conn, group->deadline_ns, &group->error));
@@ -250,7 +250,7 @@ static enum status try_once(struct group *group, struct db_conn *conn)
     enum status status;
     struct arena arena;
     if (group->way == GUESSED &&
-        (group->count > 1 || !group->posts[0]->waits || !refdata_commands_can_commit(group->flow)))
+        (group->count > 1 || !group->posts[0]->waits || !refdata_commands_can_commit(group->database)))
         group->way = QUEUED;
     arena_init(&arena, 4096);
     if (group->way == DIRECT)
@@ -293,7 +293,7 @@ static bool commit_group(struct group *group)
         struct db_conn *conn = NULL;
         if (tries > 0 && !may_try_again(group, status, is_connected, tries))
             break;
-        status = db_acquire(group->flow->database->site.pool, group->deadline_ns, &conn, &group->error);
+        status = db_acquire(group->database->site.pool, group->deadline_ns, &conn, &group->error);
         is_connected = status == STATUS_OK;
         if (is_connected)
             status = try_once(group, conn);
@@ -317,23 +317,26 @@ static bool commit_group(struct group *group)
         post->error.status = STATUS_UNAVAILABLE;
     }
     if (status == STATUS_OK && group->is_to_be_woken)
-        refdata_commands_wake(group->flow);
+        refdata_commands_wake(group->database);
     if (status == STATUS_OK || clock_mono_ns() < group->pace->warn_from_ns)
         return true;
     group->pace->warn_from_ns = clock_deadline_ms(1000);
-    log_warn("updates_not_committed", LOG_STR("database", group->flow->database->name),
+    log_warn("updates_not_committed", LOG_STR("database", group->database->name),
              LOG_INT("updates", (long long)group->count), LOG_BOOL("unknown", group->is_unknown),
              LOG_ERROR_FIELDS(&group->error));
     return true;
 }
 
-void refdata_commit_posts(struct refdata_flow *flow, struct refdata_commit_pace *pace,
+void refdata_commit_posts(struct refdata_database *database, struct refdata_commit_pace *pace,
                           struct refdata_post **posts, size_t count)
 {
-    struct group group = {.flow = flow, .pace = pace, .posts = posts, .count = count};
+    struct group group = {.database = database, .pace = pace, .posts = posts, .count = count};
     if (commit_group(&group))
         return;
     for (size_t i = 0; i < group.count; i++)
-        commit_group(&(struct group){
-            .flow = flow, .pace = pace, .posts = &posts[i], .count = 1, .is_unknown = group.is_unknown});
+        commit_group(&(struct group){.database = database,
+                                     .pace = pace,
+                                     .posts = &posts[i],
+                                     .count = 1,
+                                     .is_unknown = group.is_unknown});
 }

@@ -27,7 +27,7 @@ struct metric_family refdata_commit_seconds_family = {
 };
 
 struct refdata_committer {
-    struct refdata_flow *flow;
+    struct refdata_database *database;
     struct task *task;
     struct refdata_commit_pace pace; /* the task's */
     pthread_mutex_t lock;            /* for what follows */
@@ -91,7 +91,7 @@ static void commit_queue(struct refdata_committer *committer)
             error_set(&group[i]->error, STATUS_OVERLOADED, "other updates were committed all the time");
         }
         if (count > 0) {
-            refdata_commit_posts(committer->flow, &committer->pace, posts, count);
+            refdata_commit_posts(committer->database, &committer->pace, posts, count);
             metric_observe(metric_series_get(&refdata_commit_size_family, NULL), (double)count);
             metric_observe(metric_series_get(&refdata_commit_seconds_family, NULL),
                            (double)(clock_mono_ns() - begun_ns) / 1e9);
@@ -131,14 +131,14 @@ enum status refdata_committer_add(struct refdata_committer *committer, struct re
 
 static void *create_committer(void *owner, struct error *error)
 {
-    struct refdata_flow *flow = owner;
-    struct refdata_committer *committer = flow->committer = memory_zalloc(sizeof *committer);
+    struct refdata_database *database = owner;
+    struct refdata_committer *committer = database->committer = memory_zalloc(sizeof *committer);
     (void)error;
-    committer->flow = flow;
-    committer->queue_max = (size_t)flow->catalog->updates.queue_max;
+    committer->database = database;
+    committer->queue_max = (size_t)database->catalog->updates.queue_max;
     TAILQ_INIT(&committer->queue);
     pthread_mutex_init(&committer->lock, NULL);
-    committer->task = kernel_site_task(&flow->database->site, "committer", committer_step, committer);
+    committer->task = kernel_site_task(&database->site, "committer", committer_step, committer);
     task_start(committer->task, TASK_IDLE);
     return committer;
 }

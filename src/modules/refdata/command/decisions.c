@@ -33,7 +33,7 @@ enum {
 };
 
 struct refdata_decisions {
-    struct refdata_flow *flow;
+    struct refdata_database *database;
     struct db_notifier *notifier; /* where updates are decided */
     struct db_listener *listener; /* where clients may wait for decisions of other processes */
     struct task *reading;
@@ -173,8 +173,8 @@ void refdata_decisions_made(struct refdata_decisions *decisions, const struct re
 
 void refdata_decisions_changed_items(struct refdata_decisions *decisions)
 {
-    if (decisions->flow->changes)
-        task_wake(decisions->flow->changes);
+    if (decisions->database->changes)
+        task_wake(decisions->database->changes);
     else if (decisions->notifier)
         db_notify(decisions->notifier, STR(CHANGES_CHANNEL), STR(""));
 }
@@ -184,12 +184,12 @@ void refdata_decisions_changed_items(struct refdata_decisions *decisions)
 static void on_decision_notice(void *context, struct str channel, struct str payload)
 {
     struct refdata_decisions *decisions = context;
-    const struct refdata_buses *buses = &decisions->flow->buses;
+    const struct refdata_buses *buses = &decisions->database->buses;
     struct refdata_state state = {0};
     struct str tenant, event_id, decision, version, code = STR_NONE;
     if (str_eq(channel, STR(CHANGES_CHANNEL))) {
-        if (decisions->flow->changes)
-            task_wake(decisions->flow->changes);
+        if (decisions->database->changes)
+            task_wake(decisions->database->changes);
         return;
     }
     if (!str_split(&payload, '/', &tenant) || !str_split(&payload, '/', &event_id) ||
@@ -226,11 +226,11 @@ static void on_listening(void *context)
 static enum status read_rows(struct refdata_decisions *decisions, const struct str *tenants,
                              struct str tenant_array, struct str event_array, struct error *error)
 {
-    const struct kernel_bus_settings *bus = kernel_bus(decisions->flow->refdata->kernel);
+    const struct kernel_bus_settings *bus = kernel_bus(decisions->database->refdata->kernel);
     int64_t deadline_ns = clock_deadline_ms(READ_MS);
     struct db_result *result = NULL;
     struct db_conn *conn = NULL;
-    enum status status = db_acquire(decisions->flow->database->site.pool, deadline_ns, &conn, error);
+    enum status status = db_acquire(decisions->database->site.pool, deadline_ns, &conn, error);
     if (status == STATUS_OK)
         status = db_query(conn, &refdata_states_sql,
                           DB_PARAMS(db_text_array(tenant_array), db_text_array(event_array)), deadline_ns,
@@ -280,7 +280,7 @@ static int64_t decisions_step(struct task *task, void *context)
     db_array_end(&event_array);
     if (count > 0 &&
         read_rows(decisions, tenants, buf_str(&tenant_array), buf_str(&event_array), &error) != STATUS_OK)
-        log_warn("decisions_not_read", LOG_STR("database", decisions->flow->database->name),
+        log_warn("decisions_not_read", LOG_STR("database", decisions->database->name),
                  LOG_ERROR_FIELDS(&error));
     arena_deinit(&arena);
     buf_deinit(&tenant_array);
@@ -301,18 +301,18 @@ void refdata_decisions_read(struct refdata_decisions *decisions)
 
 static void *create_decisions(void *owner, struct error *error)
 {
-    struct refdata_flow *flow = owner;
-    struct kernel_site *site = &flow->database->site;
+    struct refdata_database *database = owner;
+    struct kernel_site *site = &database->site;
     static const char *const channels[] = {REFDATA_DECISIONS_CHANNEL, CHANGES_CHANNEL, NULL};
-    struct refdata_decisions *decisions = flow->decisions = memory_zalloc(sizeof *decisions);
+    struct refdata_decisions *decisions = database->decisions = memory_zalloc(sizeof *decisions);
     (void)error;
-    decisions->flow = flow;
+    decisions->database = database;
     pthread_mutex_init(&decisions->lock, NULL);
     decisions->reading = kernel_site_task(site, "decisions", decisions_step, decisions);
     task_start(decisions->reading, TASK_IDLE);
-    if (refdata_has_role(flow->refdata, "apply"))
+    if (refdata_has_role(database->refdata, "apply"))
         decisions->notifier = db_notifier_create(site->home, &site->target, NOTIFY_WINDOW_US);
-    if (refdata_has_role(flow->refdata, "command"))
+    if (refdata_has_role(database->refdata, "command"))
         decisions->listener = db_listener_create(&(struct db_listener_config){
             .loop = site->home,
             .target = &site->target,

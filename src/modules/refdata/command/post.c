@@ -283,7 +283,7 @@ static void destroy_post(struct refdata_post *post)
 static void end_post(struct refdata_post *post)
 {
     move_post(post, REFDATA_POST_ANSWERED);
-    if (post->is_listed && refdata_decisions_remove(post->flow->decisions, &post->waiter))
+    if (post->is_listed && refdata_decisions_remove(post->database->decisions, &post->waiter))
         post->is_listed = false;
     if (!post->is_listed)
         destroy_post(post);
@@ -343,19 +343,21 @@ static void on_commit_overdue(struct http_request *request, void *context)
 static void hand_to_committer(struct refdata_post *post)
 {
     struct error error = {0};
-    post->flow = refdata_flow_of(post->dictionary->database);
-    if (!post->flow) { /* while a large body was parsed, a reload may have given the dictionary another database */
+    if (!refdata_database_runs(
+            post->dictionary
+                ->database)) { /* while a large body was parsed, a reload may have given the dictionary another database */
         struct refdata_dictionary *now =
             refdata_catalog_find(atomic_load(&post->refdata->catalog), post->dictionary->code);
-        post->flow = now ? refdata_flow_of(now->database) : NULL;
         if (now) {
             refdata_dictionary_ref(now);
             refdata_dictionary_unref(post->dictionary);
             post->dictionary = now;
         }
     }
-    enum status status = post->flow ? refdata_commands_check(post->flow, &post->update, &error)
-                                    : error_set(&error, STATUS_UNAVAILABLE, "the database is not ready");
+    post->database = post->dictionary->database;
+    enum status status = refdata_database_runs(post->database)
+                             ? refdata_commands_check(post->database, &post->update, &error)
+                             : error_set(&error, STATUS_UNAVAILABLE, "the database is not ready");
     if (status == STATUS_OK && post->waits) { /* before the commit: no decision can be missed */
         post->waiter = (struct refdata_waiter){
             .message.on_message = on_decided,
@@ -364,11 +366,11 @@ static void hand_to_committer(struct refdata_post *post)
             .event_id = str_from(post->update.event_id),
         };
         post->is_listed = true;
-        refdata_decisions_add(post->flow->decisions, &post->waiter);
+        refdata_decisions_add(post->database->decisions, &post->waiter);
     }
     if (status == STATUS_OK) {
         move_post(post, REFDATA_POST_COMMITTING);
-        status = refdata_committer_add(post->flow->committer, post, &error);
+        status = refdata_committer_add(post->database->committer, post, &error);
     }
     if (status != STATUS_OK)
         refuse_post(post, &error);
@@ -444,7 +446,7 @@ static void on_reread(struct loop_timer *timer)
     struct refdata_post *post = CONTAINER_OF(timer, struct refdata_post, reread);
     if (post->step != REFDATA_POST_WAITING)
         return;
-    refdata_decisions_read(post->flow->decisions);
+    refdata_decisions_read(post->database->decisions);
     post->reread_ms = post->reread_ms * 2 < REREAD_MAX_MS ? post->reread_ms * 2 : REREAD_MAX_MS;
     loop_timer_start(post->loop, timer, clock_deadline_ms(post->reread_ms), on_reread);
 }

@@ -11,8 +11,8 @@
 #include "base/log.h"
 #include "base/map.h"
 #include "base/memory.h"
-#include "modules/refdata/flow.h"
 #include "modules/refdata/query/query.h"
+#include "modules/refdata/refdata.h"
 
 enum { PAIRS_MAX = 4096 }; /* waiting at once; past that every version is compared instead */
 
@@ -31,7 +31,7 @@ struct gathered {
 };
 
 struct refdata_invalidations {
-    struct refdata_flow *flow;
+    struct refdata_database *database;
     pthread_mutex_t lock;
     struct gathered *pending; /* posted; batches that arrive before it is taken join it */
 };
@@ -42,7 +42,7 @@ static void on_gathered(struct loop *loop, struct loop_message *message)
 {
     struct gathered *gathered = CONTAINER_OF(message, struct gathered, message);
     struct refdata_invalidations *invalidations = gathered->invalidations;
-    struct refdata_flow *flow = invalidations->flow;
+    struct refdata_database *database = invalidations->database;
     struct map_node *node;
     (void)loop;
     pthread_mutex_lock(&invalidations->lock);
@@ -51,9 +51,10 @@ static void on_gathered(struct loop *loop, struct loop_message *message)
     MAP_EACH(node, &gathered->pairs) {
         const struct pair *pair = CONTAINER_OF(node, struct pair, node);
         const struct refdata_invalidation *last = &pair->last;
-        struct refdata_holding *holding = refdata_table_find(flow->refdata->own, last->tenant, last->code);
+        struct refdata_holding *holding =
+            refdata_table_find(database->refdata->own, last->tenant, last->code);
         /* Where nothing is held there is nothing to refresh: the first read loads the current version. */
-        if (!holding || holding->dictionary->database != flow->database || flow->refdata->stopping)
+        if (!holding || holding->dictionary->database != database || database->refdata->stopping)
             continue;
         const struct cache_snapshot *snapshot = cache_slot_read(&holding->slot);
         const struct cache_info *info = snapshot ? cache_snapshot_info(snapshot) : NULL;
@@ -63,8 +64,8 @@ static void on_gathered(struct loop *loop, struct loop_message *message)
                  !uuid_eq(&info->event, &last->event))
             refdata_schedule_compare(holding, 0); /* or a late message of a lost history: the load decides */
     }
-    if (gathered->missed && !flow->refdata->stopping)
-        refdata_sweep_now(flow);
+    if (gathered->missed && !database->refdata->stopping)
+        refdata_sweep_now(database);
     map_deinit(&gathered->pairs);
     arena_deinit(&gathered->arena);
     free(gathered);
@@ -81,7 +82,7 @@ static struct gathered *pending_of(struct refdata_invalidations *invalidations)
         gathered->invalidations = invalidations;
         arena_init(&gathered->arena, 1024);
         invalidations->pending = gathered;
-        loop_post(invalidations->flow->refdata->home, &gathered->message);
+        loop_post(invalidations->database->refdata->home, &gathered->message);
     }
     return invalidations->pending;
 }
@@ -154,7 +155,7 @@ bool refdata_invalidation_read(struct str text, struct arena *arena, struct refd
 static void on_batch(void *context, struct bus_batch *batch)
 {
     struct refdata_invalidations *invalidations = context;
-    struct str database = invalidations->flow->database->name;
+    struct str database = invalidations->database->name;
     struct arena arena;
     arena_init(&arena, 4096);
     for (size_t i = 0; i < batch->count; i++) {
@@ -184,11 +185,12 @@ static void on_gap(void *context, unsigned partition, int64_t offset, int64_t ne
 
 static void *create_invalidations(void *owner, struct error *failure)
 {
-    struct refdata_flow *flow = owner;
-    struct refdata_invalidations *invalidations = flow->invalidations = memory_zalloc(sizeof *invalidations);
+    struct refdata_database *database = owner;
+    struct refdata_invalidations *invalidations = database->invalidations =
+        memory_zalloc(sizeof *invalidations);
     const struct bus_subscription subscription = {
         .topic = REFDATA_INVALIDATIONS,
-        .group = flow->buses.pods_group,
+        .group = database->buses.pods_group,
         .mode = BUS_EVERY,
         .from = BUS_FROM_NOW,
         .batch_max = 1000,
@@ -200,10 +202,10 @@ static void *create_invalidations(void *owner, struct error *failure)
     };
     struct error error = {0};
     (void)failure; /* the sweep is left */
-    invalidations->flow = flow;
+    invalidations->database = database;
     pthread_mutex_init(&invalidations->lock, NULL);
-    if (bus_subscribe(flow->buses.invalidations, &subscription, &error) != STATUS_OK)
-        log_error("invalidations_not_subscribed", LOG_STR("database", flow->database->name),
+    if (bus_subscribe(database->buses.invalidations, &subscription, &error) != STATUS_OK)
+        log_error("invalidations_not_subscribed", LOG_STR("database", database->name),
                   LOG_ERROR_FIELDS(&error));
     return invalidations;
 }

@@ -4,9 +4,9 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "modules/refdata/flow.h"
 #include "modules/refdata/query/reading.h"
 #include "modules/refdata/query/watch.h"
+#include "modules/refdata/refdata.h"
 
 /* ---- the table readers see ---- */
 
@@ -211,8 +211,8 @@ void refdata_keeper_update_health(struct refdata *refdata)
         return;
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
     for (size_t i = 0; i < catalog->database_count; i++)
-        some_database |= refdata_flow_of(catalog->databases[i]) !=
-                         NULL; /* a client may write as soon as it sees "ready" */
+        some_database |=
+            refdata_database_runs(catalog->databases[i]); /* a client may write as soon as it sees "ready" */
     for (size_t i = 0; i <= refdata->own->mask; i++) {
         const struct refdata_holding *holding = refdata->own->slots[i];
         /* A preload that can never be loaded must not keep the others from being served. */

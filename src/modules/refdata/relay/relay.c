@@ -46,9 +46,9 @@ static bool make_invalidation(void *context, const struct outbox_event *event, s
 
 static void publish_invalidations(void *context, struct outbox_batch *batch)
 {
-    const struct refdata_flow *flow = context;
+    const struct refdata_database *database = context;
     FAILPOINT("relay.after_claim");
-    outbox_messages_publish(flow->buses.invalidations, batch, make_invalidation, NULL);
+    outbox_messages_publish(database->buses.invalidations, batch, make_invalidation, NULL);
     FAILPOINT("relay.after_publish");
 }
 
@@ -56,36 +56,36 @@ static void publish_invalidations(void *context, struct outbox_batch *batch)
 
 static void *create_relay(void *owner, struct error *error)
 {
-    struct refdata_flow *flow = owner;
-    struct kernel_site *site = &flow->database->site;
-    if (!refdata_has_role(flow->refdata, "relay"))
-        flow->relay_notifier = outbox_notifier_create(&refdata_outbox_table, site->home, &site->target);
+    struct refdata_database *database = owner;
+    struct kernel_site *site = &database->site;
+    if (!refdata_has_role(database->refdata, "relay"))
+        database->relay_notifier = outbox_notifier_create(&refdata_outbox_table, site->home, &site->target);
     else if (kernel_site_add_outbox(site,
                                     &(struct outbox_config){.table = &refdata_outbox_table,
-                                                            .settings = &flow->catalog->outbox,
-                                                            .context = flow,
+                                                            .settings = &database->catalog->outbox,
+                                                            .context = database,
                                                             .publish = publish_invalidations},
-                                    &flow->relay, error) != STATUS_OK)
+                                    &database->relay, error) != STATUS_OK)
         (void)!error_context(error, "relay");
-    return flow;
+    return database;
 }
 
 static void destroy_relay(void *part)
 {
-    outbox_notifier_destroy(((struct refdata_flow *)part)->relay_notifier);
+    outbox_notifier_destroy(((struct refdata_database *)part)->relay_notifier);
 }
 
 /* apply has one to wake, here or elsewhere. */
 const struct kernel_part refdata_relay_part = {
     .roles = {"relay", "apply"}, .create = create_relay, .destroy = destroy_relay};
 
-void refdata_relay_wake(struct refdata_flow *flow)
+void refdata_relay_wake(struct refdata_database *database)
 {
-    if (!flow->relay && !flow->relay_notifier)
+    if (!database->relay && !database->relay_notifier)
         return;
     log_debug("outbox_event_enqueued", LOG_CSTR("module", refdata_outbox_table.module));
-    if (flow->relay)
-        outbox_wake(flow->relay);
+    if (database->relay)
+        outbox_wake(database->relay);
     else
-        outbox_notify(flow->relay_notifier);
+        outbox_notify(database->relay_notifier);
 }

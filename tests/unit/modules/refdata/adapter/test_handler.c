@@ -25,7 +25,7 @@ struct rig {
     struct config *config;
     struct arena arena;
     struct refdata refdata;
-    struct refdata_flow flow;
+    struct refdata_database *database;
     struct refdata_adapter_source source;
     struct refdata_reader reader;
     struct refdata_catalog *catalog;
@@ -99,7 +99,7 @@ static void migrate(struct rig *rig)
 static void open_commands(struct rig *rig)
 {
     const struct bus_topic topic = {.name = REFDATA_COMMANDS, .partitions = 1};
-    struct db_target target = rig->flow.database->site.target;
+    struct db_target target = rig->database->site.target;
     struct error error = {0};
     rig->workers = worker_pool_create("test", 1, SIZE_MAX);
     target.connections_max = 3;
@@ -109,13 +109,13 @@ static void open_commands(struct rig *rig)
                                                           .topics = &topic,
                                                           .topic_count = 1,
                                                           .message_bytes_max = 4096},
-                            &rig->flow.buses.commands, &error) != STATUS_OK)
+                            &rig->database->buses.commands, &error) != STATUS_OK)
         fail_msg("%s", error.message);
-    struct kernel_site *site = &rig->flow.database->site;
+    struct kernel_site *site = &rig->database->site;
     site->home = rig->refdata.home;
     site->workers = rig->workers;
-    rig->flow.buses.shared = true;
-    if (!refdata_commands_part.create(&rig->flow, &error) || error.status != STATUS_OK)
+    rig->database->buses.shared = true;
+    if (!refdata_commands_part.create(rig->database, &error) || error.status != STATUS_OK)
         fail_msg("%s", error.message);
 }
 
@@ -133,11 +133,12 @@ static int set_up(void **state)
     rig->catalog = catalog_of(text, NULL);
     pthread_mutex_init(&rig->refdata.catalog_lock, NULL);
     rig->refdata.home = loop_create(&(struct loop_options){0});
-    rig->flow = (struct refdata_flow){
-        .refdata = &rig->refdata, .catalog = rig->catalog, .database = rig->catalog->databases[0]};
+    rig->database = rig->catalog->databases[0];
+    rig->database->refdata = &rig->refdata;
+    rig->database->catalog = rig->catalog;
     open_commands(rig);
     metrics_register(&refdata_adapter_messages_family);
-    rig->reader = (struct refdata_reader){.flow = &rig->flow, .source = &rig->source};
+    rig->reader = (struct refdata_reader){.database = rig->database, .source = &rig->source};
     static const char *const results[] = {"accepted", "replayed", "refused"};
     for (size_t i = 0; i < 3; i++)
         rig->reader.outcomes[i] =
@@ -153,9 +154,9 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     struct rig *rig = *state;
-    bus_stop(rig->flow.buses.commands, 0);
-    bus_destroy(rig->flow.buses.commands);
-    kernel_site_close(&rig->flow.database->site); /* with the workers */
+    bus_stop(rig->database->buses.commands, 0);
+    bus_destroy(rig->database->buses.commands);
+    kernel_site_close(&rig->database->site); /* with the workers */
     loop_destroy(rig->refdata.home);
     pthread_mutex_destroy(&rig->refdata.catalog_lock);
     refdata_catalog_unref(rig->catalog);
