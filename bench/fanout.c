@@ -89,9 +89,8 @@ static void on_batch(void *context, struct bus_batch *batch)
 {
     struct pod *pod = context;
     int64_t version, committed_us, now_us = clock_unix_us();
-    struct arena arena;
+    struct arena arena = ARENA(1024);
 
-    arena_init(&arena, 1024);
     for (size_t i = 0; i < batch->count; i++) {
         if (!read_message(batch->messages[i].payload, &arena, &version, &committed_us))
             give_up("a message that is no invalidation");

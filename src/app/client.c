@@ -45,8 +45,7 @@ static enum status refusal_error(int http_status, struct str body, struct error 
     if (json_parse_stored(body, JSON_DEPTH_MAX, &answer, NULL) != STATUS_OK ||
         !json_get(&answer, STR("code"), &code) || !json_get(&answer, STR("message"), &message))
         return error_set(error, status, "%d, and " CLIENT_STRANGE_ANSWER, http_status);
-    struct arena arena;
-    arena_init(&arena, 512);
+    struct arena arena = ARENA(512);
     struct str code_text = json_str_decode(code.raw, &arena);
     struct str message_text = json_str_decode(message.raw, &arena);
     struct str at = json_get(&answer, STR("field"), &field) ? json_str_decode(field.raw, &arena) : STR_NONE;
@@ -61,11 +60,10 @@ static enum status call_once(const struct pod_call *call, struct str json, struc
                              struct error *error)
 {
     struct fetch_answer answer;
-    struct arena arena;
+    struct arena arena = ARENA(2048);
     struct buf url = {0};
     const char *headers[HEADERS_MAX + 1] = {NULL};
     size_t count = 0;
-    arena_init(&arena, 2048);
     headers[count++] = arena_printf(&arena, "Authorization: Bearer %.*s", STR_ARG(call->token)).ptr;
     headers[count++] = arena_printf(&arena, "Accept: %s", call->accept ? call->accept : "*/*").ptr;
     if (call->min_version.len)

@@ -36,7 +36,8 @@ enum status load_file_open(struct load_file *file, const char *path, struct erro
 {
     bool is_stdin = strcmp(path, "-") == 0;
     file->name = is_stdin ? "standard input" : path;
-    arena_init(&file->names, 1024), arena_init(&file->arena, 4096);
+    file->names = ARENA(1024);
+    file->arena = ARENA(4096);
     FILE *stream = is_stdin ? stdin : fopen(path, "r");
     if (stream && (file->start = ftello(stream)) < 0) {
         file->start = 0;

@@ -85,9 +85,8 @@ static int app_config(int argc, char **argv)
         config_free(checked);
         return 0;
     }
-    struct arena arena;
+    struct arena arena = ARENA(4096);
     struct buf text = {0};
-    arena_init(&arena, 4096);
     const struct config_section *sections = kernel_sections(app_modules, &arena);
     if (markdown)
         config_print_markdown(sections, &text);

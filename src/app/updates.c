@@ -13,8 +13,7 @@ enum { ASK_MIN_MS = 10, ASK_MAX_MS = 500 };
 static void copy_text(const struct json_value *answer, struct str name, char *out, size_t out_bytes)
 {
     struct json_value value;
-    struct arena arena;
-    arena_init(&arena, 512);
+    struct arena arena = ARENA(512);
     if (json_get_string(answer, name, &value))
         snprintf(out, out_bytes, "%.*s", STR_ARG(json_str_decode(value.raw, &arena)));
     arena_deinit(&arena);

@@ -61,7 +61,7 @@ static void run_all(struct verify *verify)
     struct tenants tenants = {.names = NULL};
     bool *listed = memory_zalloc((catalog->database_count + 1) * sizeof *listed);
     struct refdata_dictionary **sorted = memory_alloc((catalog->dictionary_count + 1) * sizeof(void *));
-    arena_init(&tenants.arena, 4096);
+    tenants.arena = ARENA(4096);
     for (size_t i = 0; i < catalog->database_count; i++) {
         const struct refdata_database *database = catalog->databases[i];
         int64_t deadline_ns = clock_deadline_ms(LIST_TIMEOUT_MS);

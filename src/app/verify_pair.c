@@ -193,7 +193,7 @@ static enum status print_keys(const struct verify_pair *pair, const struct pod_c
     struct pod_call all = *call;
     cache_cursor_init(&walk.cursor, pair->loaded.snapshot, STR_NONE);
     walk.record = cache_cursor_next(&walk.cursor);
-    arena_init(&walk.arena, 2048);
+    walk.arena = ARENA(2048);
     all.rest = STR("/all");
     all.accept = "application/x-ndjson";
     all.on_body = pod_take_lines;

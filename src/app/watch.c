@@ -93,7 +93,7 @@ int follow_run(struct follow *follow)
     struct buf path = {0};
     follow->lines = (struct pod_lines){.take_line = take_follow_line, .context = follow};
     follow->pause_ms = PAUSE_MIN_MS;
-    arena_init(&follow->arena, 2048);
+    follow->arena = ARENA(2048);
     int exit_status = client_connect(&follow->client) ? follow_all(follow, &path) : 1;
     arena_deinit(&follow->arena);
     buf_deinit(&follow->lines.line);
@@ -144,9 +144,8 @@ int watch_run(struct follow *follow)
 {
     struct watch watch = {.follow = follow, .printed_up_to_date = -1};
     const struct client *client = &follow->client; /* whose names need no encoding */
-    struct arena texts;
-    arena_init(&watch.seen_arena, 2048);
-    arena_init(&texts, 512);
+    struct arena texts = ARENA(512);
+    watch.seen_arena = ARENA(2048);
     struct str advice = arena_printf(
         &texts,
         "read the dictionary again (`freshet get %.*s %.*s --all`), then watch from the version that was read",

@@ -138,11 +138,10 @@ static enum status create_key(const char *path, struct dev_key *key, struct erro
 static enum status load_key(const char *path, struct dev_key *key, struct error *error)
 {
     struct buf text = {0};
-    struct arena arena;
+    struct arena arena = ARENA(1024);
     struct json_value root;
     struct str secret;
 
-    arena_init(&arena, 1024);
     enum status status = read_whole(path, &text, error);
     if (status == STATUS_OK && json_parse(buf_str(&text), 4, &root, NULL) == STATUS_OK &&
         str_eq(json_get_text(&root, STR("kty"), &arena), STR("OKP")) &&

@@ -50,14 +50,13 @@ enum status auth_keyset_add_jwks(struct auth_keyset *set, struct str document, c
 {
     struct json_value root, keys, jwk;
     struct json_iter it;
-    struct arena scratch;
+    struct arena scratch = ARENA(SCRATCH_BYTES);
     struct error why;
     size_t before = set->count, listed = 0;
     enum status status = json_parse(document, JWKS_DEPTH_MAX, &root, error);
 
     if (status != STATUS_OK)
         return error_context(error, "%s is not JSON", origin);
-    arena_init(&scratch, SCRATCH_BYTES);
     if (root.type != JSON_OBJECT || json_has_duplicates(&root, &scratch) ||
         !json_get(&root, STR("keys"), &keys) || keys.type != JSON_ARRAY) {
         arena_deinit(&scratch);

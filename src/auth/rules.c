@@ -199,7 +199,7 @@ enum status auth_rules_create(const struct auth_settings *settings, struct auth_
     struct auth_rules *rules = memory_zalloc(sizeof(*rules));
 
     atomic_init(&rules->refs, 1);
-    arena_init(&rules->arena, RULES_BLOCK_BYTES);
+    rules->arena = ARENA(RULES_BLOCK_BYTES);
     enum status status = fill(rules, settings, error);
     if (status == STATUS_OK)
         *out = rules;

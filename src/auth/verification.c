@@ -250,7 +250,7 @@ bool auth_verify(struct auth *auth, struct loop *loop, struct str authorization,
         v->authorization_len = authorization.len;
         str_put(v->authorization, authorization);
         STAILQ_INIT(&v->waiters);
-        arena_init(&v->arena, ARENA_BLOCK_BYTES);
+        v->arena = ARENA(ARENA_BLOCK_BYTES);
         if (!submit(v)) {
             destroy(v);
             return false;

@@ -9,7 +9,6 @@
 #include "base/memory.h"
 
 #define ALIGNMENT ((size_t)16)
-#define BLOCK_BYTES_MIN ((size_t)256)
 
 struct arena_block {
     struct arena_block *next;
@@ -19,11 +18,6 @@ struct arena_block {
 };
 
 _Static_assert(offsetof(struct arena_block, bytes) % 16 == 0, "allocations are 16-byte aligned");
-
-void arena_init(struct arena *arena, size_t block_bytes)
-{
-    *arena = (struct arena){.block_bytes = block_bytes > BLOCK_BYTES_MIN ? block_bytes : BLOCK_BYTES_MIN};
-}
 
 static void free_list(struct arena_block *block)
 {

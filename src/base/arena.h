@@ -13,7 +13,8 @@ struct arena {
     size_t block_bytes;
 };
 
-void arena_init(struct arena *arena, size_t block_bytes); /* allocates nothing yet */
+/* An empty arena: allocates nothing yet, and then blocks of so many bytes. */
+#define ARENA(bytes) ((struct arena){.block_bytes = (bytes)})
 void arena_deinit(struct arena *arena);
 void arena_reset(struct arena *arena);
 

@@ -13,11 +13,6 @@
 #define FIRST_BYTES 256
 #define READ_BYTES 16384
 
-void buf_init(struct buf *buf)
-{
-    *buf = (struct buf){0};
-}
-
 void buf_deinit(struct buf *buf)
 {
     free(buf->data);

@@ -1,4 +1,4 @@
-/* A growable byte buffer. Owned by the holder of the struct; one thread at a time. */
+/* A growable byte buffer; {0} is an empty one. Owned by the holder of the struct; one thread at a time. */
 #ifndef FRESHET_BASE_BUF_H
 #define FRESHET_BASE_BUF_H
 
@@ -12,9 +12,8 @@ struct buf {
     size_t start, end, capacity;
 };
 
-void buf_init(struct buf *buf);
-void buf_deinit(struct buf *buf);
-void buf_clear(struct buf *buf); /* keeps the memory */
+void buf_deinit(struct buf *buf); /* empty again */
+void buf_clear(struct buf *buf);  /* keeps the memory */
 
 static inline size_t buf_len(const struct buf *buf)
 {

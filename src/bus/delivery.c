@@ -51,12 +51,11 @@ enum status bus_dead_letters_publish(struct bus *bus, struct bus_message *letter
                                      int64_t deadline_ns, struct error *error)
 {
     enum status status = bus_publish(bus, letters, count, deadline_ns, error);
-    struct arena arena;
+    struct arena arena = ARENA(ARENA_BYTES);
 
     if (status != STATUS_PAYLOAD_TOO_LARGE && status != STATUS_BAD_REQUEST)
         return status;
     status = STATUS_OK;
-    arena_init(&arena, ARENA_BYTES);
     for (size_t i = 0; i < count && status == STATUS_OK; i++) {
         struct bus_message letter = letters[i];
         status = bus_publish(bus, &letter, 1, deadline_ns, error);
@@ -181,11 +180,10 @@ size_t bus_deliver(struct bus_delivery *delivery, const struct bus_message *mess
     struct bus_outcome outcome;
     bool is_dead_letter_lost = false;
     struct error error = {0};
-    struct arena arena;
+    struct arena arena = ARENA(ARENA_BYTES);
     size_t settled = 0;
 
     *wait_ms = 0;
-    arena_init(&arena, ARENA_BYTES);
     batch.verdicts = arena_zalloc(&arena, batch.count * sizeof *batch.verdicts);
     if (delivery->pool)
         error.status = db_acquire(delivery->pool, batch.deadline_ns, &batch.conn, &error);

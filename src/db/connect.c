@@ -305,7 +305,6 @@ enum status db_conn_open(struct db_pool *pool, const struct db_parsed *parsed, i
     (*conn)->opened_ns = clock_mono_ns();
     (*conn)->pg = pg;
     (*conn)->pool = pool;
-    buf_init(&(*conn)->bound.scratch);
     PQsetNoticeReceiver(pg, on_server_notice, *conn);
     return STATUS_OK;
 }

@@ -34,11 +34,10 @@ static struct db_hub *hub_of(struct db_link *link)
 static void hub_ask(struct db_hub *hub)
 {
     struct db_listener *listener;
-    struct buf sql;
+    struct buf sql = {0};
 
     if (hub->asking || hub->link.state != DB_LINK_READY)
         return;
-    buf_init(&sql);
     LIST_FOREACH(listener, &hub->listeners, entry) {
         if (listener->state != LISTENER_WANTED)
             continue;
@@ -142,7 +141,7 @@ static const struct db_link_kind hub_kind = {.role = "listener",
 struct db_listener *db_listener_create(const struct db_listener_config *config)
 {
     struct db_link *link = db_link_ref(config->loop, config->target, &hub_kind);
-    struct buf names;
+    struct buf names = {0};
 
     if (!link)
         return NULL;
@@ -151,7 +150,6 @@ struct db_listener *db_listener_create(const struct db_listener_config *config)
     listener->config = *config;
     listener->config.target = NULL; /* borrowed for this call only */
     listener->config.channels = NULL;
-    buf_init(&names);
     for (const char *const *channel = config->channels; *channel; channel++)
         buf_printf(&names, "%s%c", *channel, '\0');
     listener->channels = str_dup(buf_str(&names)); /* adds the last NUL */

@@ -109,7 +109,7 @@ static void on_window(struct loop_timer *timer);
 static void send_when_due(struct db_notifier *notifier)
 {
     struct db_link *link = &notifier->link;
-    struct buf channels, payloads;
+    struct buf channels = {0}, payloads = {0};
     const struct notice *notice;
 
     if (notifier->busy || link->state != DB_LINK_READY)
@@ -127,8 +127,6 @@ static void send_when_due(struct db_notifier *notifier)
         loop_timer_start(link->loop, &notifier->window, notifier->next_round_ns, on_window);
     if (!is_due || is_early || notifier->sent->map.count == 0)
         return;
-    buf_init(&channels);
-    buf_init(&payloads);
     STAILQ_FOREACH(notice, &notifier->sent->order, link) {
         db_array_put(&channels, notice->channel);
         db_array_put(&payloads, notice->payload);

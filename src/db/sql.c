@@ -278,7 +278,7 @@ enum status db_sql_compile(struct str sql, const struct db_name *names, struct a
                            struct db_statement *statement, size_t *offset, struct error *error)
 {
     struct scan scan = {.sql = sql};
-    struct buf out;
+    struct buf out = {0};
 
     *statement = (struct db_statement){0};
     for (size_t at = 0, len; at < sql.len; at += len) {
@@ -287,7 +287,6 @@ enum status db_sql_compile(struct str sql, const struct db_name *names, struct a
         if (len == 0 || sql.ptr[at] == '\0')
             return error_set(error, STATUS_CONFIG, len == 0 ? "not valid UTF-8" : "a NUL byte");
     }
-    buf_init(&out);
     enum status status = compile(&scan, names, statement, &out, error);
     *offset = status == STATUS_OK ? 0 : scan.start;
     if (status == STATUS_OK) {

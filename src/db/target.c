@@ -372,10 +372,8 @@ static void put_search_path(struct buf *out, struct str schemas)
 /* Settings every session of ours starts with: they travel in the startup packet and cost no round trip. */
 static void set_options(struct db_parsed *parsed)
 {
-    struct buf options, path;
+    struct buf options = {0}, path = {0};
 
-    buf_init(&options);
-    buf_init(&path);
     /* A process that is frozen between two statements gives its locks back, as one that died does. */
     buf_printf(&options, "-c timezone=UTC -c datestyle=ISO -c standard_conforming_strings=on"
                          " -c idle_in_transaction_session_timeout=30000");
@@ -422,9 +420,8 @@ static void set_defaults(struct db_parsed *parsed)
 static void set_address(struct db_parsed *parsed)
 {
     const char *database = db_keyword_get(parsed, "dbname");
-    struct buf out;
+    struct buf out = {0};
 
-    buf_init(&out);
     for (unsigned i = 0; i < parsed->host_count; i++) {
         const struct db_host *host = &parsed->hosts[i];
         buf_printf(&out, strchr(host->name, ':') ? "%s[%s]:%s" : "%s%s:%s", i > 0 ? "," : "", host->name,
@@ -454,7 +451,7 @@ enum status db_parsed_init(struct db_parsed *parsed, const struct db_target *tar
         .backoff_max_ms =
             at_least(target->backoff_max_ms, backoff_min_ms, backoff_min_ms > 5000 ? backoff_min_ms : 5000),
     };
-    arena_init(&parsed->arena, 4096);
+    parsed->arena = ARENA(4096);
     parsed->name = arena_str(&parsed->arena, str_from(target->name)).ptr;
     enum status status = memchr(target->url.ptr, '\0', target->url.len)
                              ? error_set(error, STATUS_CONFIG, "the database URL holds a NUL byte")

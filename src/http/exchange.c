@@ -68,7 +68,7 @@ struct http_exchange *http_exchange_acquire(struct http_connection *connection)
         exchange = memory_zalloc(sizeof *exchange);
         exchange->home = home;
         alloc_for_reading(exchange);
-        arena_init(&exchange->arena, HTTP_ARENA_BYTES);
+        exchange->arena = ARENA(HTTP_ARENA_BYTES);
         exchange->request.arena = &exchange->arena;
         exchange->request.loop = home->loop;
     }

@@ -159,7 +159,7 @@ void hydration_deliver(struct hydration_shard *shard, const struct hydration_eve
     uint64_t correlation = hash_seeded(event->correlation_id);
     struct hydration_recent *recent = &shard->recent[correlation % HYDRATION_RECENT_MAX];
     struct hydration_event own = *event;
-    struct arena arena;
+    struct arena arena = ARENA(HYDRATION_ARENA_BYTES);
 
     if (!event->correlation_id.len || recent->correlation != correlation)
         recent = NULL;
@@ -173,7 +173,6 @@ void hydration_deliver(struct hydration_shard *shard, const struct hydration_eve
         recent->state = RECENT_ANSWERED; /* the bus's copy of the answer that was delivered */
         return;
     }
-    arena_init(&arena, HYDRATION_ARENA_BYTES);
     deliver_valid(shard, hash, &own, recent, is_direct, &arena);
     arena_deinit(&arena);
 }
@@ -211,7 +210,7 @@ void hydration_post(struct hydration *hydration, struct hydration_shard *asker,
     unsigned count = asker ? 1 : loop_group_count(hydration->config.loops);
     struct posted *posted = memory_alloc(sizeof *posted + count * sizeof posted->messages[0]);
 
-    arena_init(&posted->arena, HYDRATION_ARENA_BYTES);
+    posted->arena = ARENA(HYDRATION_ARENA_BYTES);
     hydration_event_copy(event, &posted->arena, &posted->event);
     posted->is_direct = asker;
     atomic_init(&posted->refs, count);

@@ -145,9 +145,8 @@ static void put_keys(struct buf *out, struct str object)
     struct str names[KEYS_MAX], raw;
     struct json_value member;
     struct json_iter it;
-    struct arena arena;
+    struct arena arena = ARENA(1024);
     unsigned count = 0;
-    arena_init(&arena, 1024);
     json_iter_init(&it, &whole);
     while (count < KEYS_MAX && json_iter_next(&it, &raw, &member)) {
         struct str name = json_str_decode(raw, &arena);
@@ -274,10 +273,8 @@ enum status hydration_ledger_find_held(struct db_pool *pool, struct str entity_t
                                        const struct hydration_ref *refs, size_t count, int64_t deadline_ns,
                                        bool *held, struct error *error)
 {
-    struct buf tenants, ids;
+    struct buf tenants = {0}, ids = {0};
     struct db_result *rows = NULL;
-    buf_init(&tenants);
-    buf_init(&ids);
     db_array_begin(&tenants);
     db_array_begin(&ids);
     for (size_t i = 0; i < count; i++) {

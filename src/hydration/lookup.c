@@ -81,7 +81,7 @@ struct hydration_lookup *hydration_lookup_open(struct hydration_shard *shard, ui
     lookup->need.subject = hydration_text_keep(subject, &at);
     lookup->need.entity_type = hydration_text_keep(need->entity_type, &at);
     lookup->need.entity_id = hydration_text_keep(need->entity_id, &at);
-    arena_init(&lookup->job.arena, HYDRATION_ARENA_BYTES);
+    lookup->job.arena = ARENA(HYDRATION_ARENA_BYTES);
     map_add(&shard->lookups, &lookup->node, hash);
     return lookup;
 }

@@ -30,9 +30,8 @@ struct look {
 static enum status look_open(struct look *look, const struct hydration_owner *owner, int64_t deadline_ns,
                              struct error *error)
 {
-    arena_init(&look->arena, HYDRATION_ARENA_BYTES);
-    buf_init(&look->whole);
-    buf_init(&look->cut);
+    look->arena = ARENA(HYDRATION_ARENA_BYTES);
+    look->whole = look->cut = (struct buf){0};
     look->entity = (struct hydration_entity){.data = &look->whole, .arena = &look->arena};
     enum status status = owner->look(owner->context, &look->need, deadline_ns, &look->entity, error);
     look->event = (struct hydration_event){
@@ -268,10 +267,9 @@ static void on_followed(void *context, struct bus_batch *batch)
 {
     struct hydration_owner_slot *slot = context;
     struct error error = {0};
-    struct arena arena;
+    struct arena arena = ARENA(HYDRATION_ARENA_BYTES);
     size_t i;
 
-    arena_init(&arena, HYDRATION_ARENA_BYTES);
     struct hydration_ref *refs = arena_zalloc(&arena, batch->count * sizeof refs[0]);
     bool *held = arena_zalloc(&arena, batch->count * sizeof held[0]);
     for (i = 0; i < batch->count; i++)

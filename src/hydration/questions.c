@@ -121,7 +121,7 @@ void hydration_questions_put(struct hydration_owner_slot *slot, const struct hyd
     struct hydration_turn_item *dropped = &queued->turn;
     uint64_t tenant = hash_seeded(question->tenant);
 
-    arena_init(&queued->arena, QUESTION_BYTES);
+    queued->arena = ARENA(QUESTION_BYTES);
     hydration_event_copy(question, &queued->arena, &queued->question);
     queued->asker = asker;
     queued->expires_ns = clock_deadline_ms(question->wait_ms > 0 ? question->wait_ms : HYDRATION_OWNER_MS);

@@ -80,7 +80,7 @@ static struct batch *make_batch(struct hydration *hydration, const struct hydrat
     struct batch *batch = memory_zalloc(sizeof *batch);
     struct arena *arena = &batch->arena;
 
-    arena_init(arena, HYDRATION_ARENA_BYTES);
+    *arena = ARENA(HYDRATION_ARENA_BYTES);
     batch->hydration = hydration;
     batch->policy = *policy;
     batch->count = batch->left = count;

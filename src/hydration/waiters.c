@@ -39,7 +39,6 @@ struct hydration_shard *hydration_shard_create(struct hydration *hydration, stru
     map_reserve(&shard->lookups, HYDRATION_LOOKUPS_MAX); /* it never grows under a walk */
     TAILQ_INIT(&shard->leaving);
     hydration_turns_init(&shard->turns);
-    buf_init(&shard->cut);
     hydration_metrics_register();
     return shard;
 }
@@ -246,9 +245,8 @@ void hydration_waiters_call(struct hydration_shard *shard)
     const struct hydration_outcome *cut_of = NULL;
     struct hydration_waiter *waiter;
     struct str data = STR_NONE;
-    struct buf part;
+    struct buf part = {0};
 
-    buf_init(&part);
     while ((waiter = TAILQ_FIRST(&shard->leaving)) != NULL) {
         struct hydration_outcome outcome = *waiter->outcome;
         TAILQ_REMOVE(&shard->leaving, waiter, link);

@@ -30,12 +30,10 @@ enum status hydration_wire_send(struct hydration *hydration, const struct hydrat
     struct bus *bus = atomic_load(&hydration->bus);
     struct hydration_event again;
     enum status status = STATUS_OK;
-    struct arena arena;
-    struct buf payload;
+    struct arena arena = ARENA(HYDRATION_ARENA_BYTES);
+    struct buf payload = {0};
     bool is_change = false;
 
-    arena_init(&arena, HYDRATION_ARENA_BYTES);
-    buf_init(&payload);
     struct bus_message *messages = arena_zalloc(&arena, (count + 1) * sizeof *messages);
     for (size_t i = 0; i < count && status == STATUS_OK; i++) {
         const struct hydration_event *event = &events[i];
@@ -114,9 +112,8 @@ static bool take_question(struct hydration_owner_slot *slot, const struct bus_me
 static void on_bus_questions(void *context, struct bus_batch *batch)
 {
     struct error error = {0};
-    struct arena arena;
+    struct arena arena = ARENA(HYDRATION_ARENA_BYTES);
 
-    arena_init(&arena, HYDRATION_ARENA_BYTES);
     for (size_t i = 0; i < batch->count; i++) {
         if (!take_question(context, &batch->messages[i], &arena, &error))
             bus_batch_term(batch, i, "invalid event: %s", error.message);
@@ -147,9 +144,8 @@ static void on_bus_events(void *context, struct bus_batch *batch)
     struct hydration *hydration = context;
     struct hydration_event event;
     struct error error;
-    struct arena arena;
+    struct arena arena = ARENA(HYDRATION_ARENA_BYTES);
 
-    arena_init(&arena, HYDRATION_ARENA_BYTES);
     for (size_t i = 0; i < batch->count; i++) {
         if (read_message(&batch->messages[i], &arena, &event, &error) == STATUS_OK &&
             !atomic_load(&hydration->stopping))
@@ -169,10 +165,9 @@ static void on_plain_event(void *context, const struct bus_message *message)
 static void on_stored_events(void *context, struct bus_batch *batch)
 {
     struct error error = {0};
-    struct arena arena;
+    struct arena arena = ARENA(HYDRATION_ARENA_BYTES);
     size_t count = 0;
 
-    arena_init(&arena, HYDRATION_ARENA_BYTES);
     struct hydration_event *events = arena_alloc(&arena, batch->count * sizeof events[0]);
     for (size_t i = 0; i < batch->count; i++) {
         if (read_message(&batch->messages[i], &arena, &events[count], &error) == STATUS_OK) {

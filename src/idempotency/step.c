@@ -139,9 +139,8 @@ int64_t idempotency_lock_key(const struct http_request *request, struct str tena
 void idempotency_send_error(struct http_request *request, const struct error *error, struct str key)
 {
     bool is_busy = error->status == STATUS_IDEMPOTENCY_KEY_PROCESSING;
-    struct buf members;
+    struct buf members = {0};
 
-    buf_init(&members);
     buf_put_str(&members, STR(",\"idempotency_key\":"));
     json_put_string(&members, str_utf8_cut(key, IDEMPOTENCY_KEY_BYTES_MAX));
     http_send_error_with(request, error, is_busy ? STR("Retry-After: 1\r\n") : STR_NONE, buf_str(&members));

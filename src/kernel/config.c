@@ -91,7 +91,7 @@ static struct config *create_config(const char *path, struct str text, const str
     size_t count = 0, bytes = 0;
     if (str_starts_with(text, STR("\xEF\xBB\xBF"))) /* a byte order mark */
         text = str_of(text.ptr + 3, text.len - 3);
-    arena_init(&config->arena, ARENA_BLOCK_BYTES);
+    config->arena = ARENA(ARENA_BLOCK_BYTES);
     config->path = arena_str(&config->arena, str_from(path)).ptr;
     config->source = arena_str(&config->arena, text);
     while (sections[count].name)

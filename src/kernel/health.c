@@ -27,8 +27,7 @@ void health_starting(struct health *health)
 
 void health_component(struct health *health, const char *kind, struct str name, bool up, struct str detail)
 {
-    struct buf label;
-    buf_init(&label);
+    struct buf label = {0};
     buf_printf(&label, "%s:%.*s", kind, STR_ARG(name));
     put_state(&health->components, buf_str(&label), up, detail);
     buf_deinit(&label);

@@ -113,8 +113,7 @@ static void log_cleaned(void *context, int64_t count)
 void kernel_retention_add_keys(struct kernel *kernel, const struct idempotency_table *table,
                                int64_t interval_ms)
 {
-    struct buf sql;
-    buf_init(&sql);
+    struct buf sql = {0};
     idempotency_cleanup_sql(table, &sql);
     kernel_retention_add(kernel, &(struct retention_rule){
                                      .name = table->name,

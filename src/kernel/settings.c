@@ -294,10 +294,9 @@ static enum status check_config(const struct kernel_options *options, const stru
 
 struct config *kernel_config_load(const struct kernel_options *options, struct buf *problems)
 {
-    struct arena arena;
+    struct arena arena = ARENA(4096);
     struct error error = {0};
     struct config *config = NULL;
-    arena_init(&arena, 4096);
     const struct config_section *sections = kernel_sections(options->modules, &arena);
     enum status status = config_load(options->config_path, sections, &config, problems, &error);
     for (const struct module *const *at = options->modules; *at && status == STATUS_OK; at++)
@@ -317,8 +316,7 @@ struct config *kernel_config_load(const struct kernel_options *options, struct b
 
 struct config *kernel_config_load_or_say(const struct kernel_options *options)
 {
-    struct buf problems;
-    buf_init(&problems);
+    struct buf problems = {0};
     struct config *config = kernel_config_load(options, &problems);
     fprintf(stderr, "%.*s", STR_ARG(buf_str(&problems)));
     buf_deinit(&problems);

@@ -14,7 +14,7 @@ enum status kernel_site_init(struct kernel_site *site, struct kernel *kernel, co
 {
     *site = (struct kernel_site){
         .kernel = kernel, .target = *target, .migrates = kernel && kernel_migrates(kernel)};
-    arena_init(&site->arena, 1024);
+    site->arena = ARENA(1024);
     site->target.name = arena_str(&site->arena, str_from(target->name)).ptr;
     site->target.url = arena_str(&site->arena, target->url);
     site->target.username = arena_str(&site->arena, target->username);

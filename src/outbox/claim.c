@@ -124,8 +124,7 @@ static void add_settle(struct outbox_claim *claim, struct db_conn *conn)
                                         [OUTBOX_POISON] = "dead",
                                         [OUTBOX_RELEASE] = "released",
                                         [OUTBOX_OUTAGE] = "outage"};
-    struct buf results, pauses, reasons;
-    buf_init(&results), buf_init(&pauses), buf_init(&reasons);
+    struct buf results = {0}, pauses = {0}, reasons = {0};
     for (size_t i = 0; i < claim->count; i++) {
         const struct outbox_result *result = &claim->results[i];
         int64_t pause_ms = 0;
@@ -315,10 +314,8 @@ void outbox_claim_init(struct outbox_claim *claim, const struct outbox_table *ta
                        const struct outbox_settings *settings, const struct outbox_sql *sql,
                        struct str worker)
 {
-    *claim = (struct outbox_claim){.table = table, .settings = settings, .sql = sql, .worker = worker};
-    arena_init(&claim->arena, 8192);
-    buf_init(&claim->ids);
-    buf_init(&claim->cursor_text);
+    *claim = (struct outbox_claim){
+        .table = table, .settings = settings, .sql = sql, .worker = worker, .arena = ARENA(8192)};
 }
 
 void outbox_claim_deinit(struct outbox_claim *claim)

@@ -210,8 +210,7 @@ static int64_t outbox_extend_lease(struct task *task, void *context)
     struct outbox *outbox = context;
     int64_t lease_ns = outbox->settings.lease_ms * CLOCK_NS_PER_MS, now_ns = clock_mono_ns();
     char id[UUID_TEXT_BYTES];
-    struct buf ids;
-    buf_init(&ids);
+    struct buf ids = {0};
     pthread_mutex_lock(&outbox->lock);
     bool is_due = outbox->is_publishing && now_ns - outbox->leased_ns >= lease_ns / 6;
     if (is_due) {
@@ -358,7 +357,7 @@ enum status outbox_create(const struct outbox_config *config, struct outbox **ou
     struct outbox *outbox = memory_zalloc(sizeof *outbox);
     const char *hostname = getenv("HOSTNAME");
     *out = NULL;
-    arena_init(&outbox->arena, 8192);
+    outbox->arena = ARENA(8192);
     pthread_mutex_init(&outbox->lock, NULL);
     outbox->config = *config;
     outbox->settings = *config->settings;

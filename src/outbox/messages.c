@@ -75,8 +75,7 @@ static void set_result(struct outbox_batch *batch, size_t at, const struct error
 void outbox_messages_publish(struct bus *bus, struct outbox_batch *batch, outbox_message_fn *write,
                              void *context)
 {
-    struct arena arena;
-    arena_init(&arena, 16384);
+    struct arena arena = ARENA(16384);
     struct bus_message *messages = arena_alloc(&arena, batch->count * sizeof *messages);
     size_t *events = arena_alloc(&arena, batch->count * sizeof *events), count = 0;
     for (size_t i = 0; i < batch->count; i++) {

@@ -47,8 +47,7 @@ static enum status run_template(struct db_conn *conn, const struct outbox_table 
                                 const struct outbox_selection *selection, int64_t deadline_ns,
                                 struct db_result **rows, struct error *error)
 {
-    struct arena arena;
-    arena_init(&arena, 4096);
+    struct arena arena = ARENA(4096);
     struct db_statement statement = outbox_sql_expand(table, template, &arena);
     enum status status = db_query(conn, &statement,
                                   DB_PARAMS(db_text_array(selection->ids), db_text(selection->first),

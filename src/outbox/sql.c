@@ -287,8 +287,7 @@ static void expand(struct buf *out, const struct outbox_table *table, const char
 struct db_statement outbox_sql_expand(const struct outbox_table *table, const char *template,
                                       struct arena *arena)
 {
-    struct buf text;
-    buf_init(&text);
+    struct buf text = {0};
     expand(&text, table, template);
     struct db_statement statement = db_statement_of(arena_str(arena, buf_str(&text)));
     buf_deinit(&text);

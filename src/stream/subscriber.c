@@ -24,8 +24,7 @@ static bool cut_off(struct stream_subscriber *subscriber)
     if (!subscriber->topic->config.put_goodbye)
         return false;
     const struct stream_segment *current = subscriber->opening ? subscriber->opening : subscriber->at;
-    struct buf rest;
-    buf_init(&rest);
+    struct buf rest = {0};
     buf_put(&rest, current->bytes + subscriber->offset, current->len - subscriber->offset);
     subscriber->topic->config.put_goodbye(&rest, subscriber->at->to);
     struct stream_segment *last =

@@ -86,9 +86,8 @@ static void check_update(const struct refdata_update *update, struct arena *aren
     struct json_value body;
     struct error error;
     struct str code;
-    struct buf out;
+    struct buf out = {0};
     check(update->source == REFDATA_KAFKA && str_is_name(update->tenant) && str_is_name(update->dict_code));
-    buf_init(&out);
     refdata_update_put(&out, update);
     check(refdata_update_open(buf_str(&out), &limits, &body, &code, arena, &error) == STATUS_OK);
     check(refdata_update_read(&body, REFDATA_FROM_BUS, STR_NONE, &limits, arena, &again, &error) ==
@@ -121,7 +120,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static struct refdata_source_settings (*const settings[SOURCES])(void) = {plain, captured, keyed};
     struct refdata_adapter_source source;
     struct error error;
-    struct arena arena;
+    struct arena arena = ARENA(4096);
     if (size == 0)
         return 0;
     struct str rest = str_of((const char *)data + 1, size - 1);
@@ -135,7 +134,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     message.key = take(&rest);
     headers[0].value = take(&rest);
     message.payload = rest;
-    arena_init(&arena, 4096);
     check(refdata_source_init(&source, &own, 0, NULL, &arena, &error) == STATUS_OK);
     translate(&source, &message, &arena);
     arena_deinit(&arena);

@@ -146,10 +146,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct str text = str_of((const char *)data, size);
     struct config *config = NULL;
     struct error error = {0};
-    struct buf all;
+    struct buf all = {0};
 
     setenv("F_ONE", "1", 1);
-    buf_init(&all);
     if (config_load_text("f.yaml", text, sections, &config, &all, &error) == STATUS_OK) {
         check(buf_len(&all) == 0);
         check_tree(config, config_section(config, "tree"), size);

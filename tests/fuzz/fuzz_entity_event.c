@@ -49,8 +49,7 @@ static void check_cut(const struct hydration_event *event)
 {
     struct hydration_cover cover = event->cover;
     struct json_value value;
-    struct buf cut;
-    buf_init(&cut);
+    struct buf cut = {0};
     hydration_cover_cut(&cover, event->data, &cut);
     check(json_parse(buf_str(&cut), JSON_DEPTH_LIMIT, &value, NULL) == STATUS_OK);
     check(value.type == JSON_OBJECT && buf_len(&cut) <= event->data.len);
@@ -62,8 +61,7 @@ static void check_again(const struct hydration_event *event, struct arena *arena
     struct bus_header headers[HYDRATION_EVENT_HEADERS_MAX];
     struct hydration_event again;
     struct error error;
-    struct buf out;
-    buf_init(&out);
+    struct buf out = {0};
     unsigned count = hydration_event_put(event, arena, &out, headers);
     check(hydration_event_read(event->kind, buf_str(&out), headers, count, arena, &again, &error) ==
           STATUS_OK);
@@ -80,12 +78,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct bus_header headers[BUS_HEADERS_MAX];
     struct hydration_event event;
     struct error error = {0};
-    struct arena arena;
+    struct arena arena = ARENA(4096);
     if (size == 0)
         return 0;
     struct str rest = str_of((const char *)data + 1, size - 1);
     unsigned count = take_headers(&rest, headers);
-    arena_init(&arena, 4096);
     enum status status = hydration_event_read((enum hydration_kind)(data[0] % HYDRATION_KINDS), rest, headers,
                                               count, &arena, &event, &error);
     if (status == STATUS_OK) {

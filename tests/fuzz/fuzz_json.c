@@ -17,12 +17,11 @@ static void check_string(struct str raw, struct arena *arena)
 {
     struct str text = json_str_decode(raw, arena);
     struct json_value again;
-    struct buf out;
+    struct buf out = {0};
 
     check(str_is_utf8(text));
     check(json_str_eq(raw, text));
     check((text.len > 0 && memchr(text.ptr, '\0', text.len) != NULL) == json_has_nul_escape(raw));
-    buf_init(&out);
     json_put_string(&out, text);
     check(buf_len(&out) == json_string_size(text));
     check(json_parse(buf_str(&out), 0, &again, NULL) == STATUS_OK);
@@ -109,9 +108,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct str text = str_of((const char *)data, size);
     struct json_value value;
     struct error error;
-    struct arena arena;
+    struct arena arena = ARENA(4096);
 
-    arena_init(&arena, 4096);
     if (json_parse(text, JSON_DEPTH_MAX, &value, &error) == STATUS_OK) {
         check(str_is_utf8(text));
         check_value(&value, &arena);

@@ -63,11 +63,10 @@ static void as_signed(struct str input, struct arena *arena)
     struct auth_claims claims;
     unsigned char mac[EVP_MAX_MD_SIZE];
     size_t len = 0;
-    struct buf token;
+    struct buf token = {0};
 
     if (!str_split(&rest, '\n', &header) || !rest.ptr || header.len == 0 || rest.len == 0)
         return;
-    buf_init(&token);
     auth_base64url_encode(header, &token);
     buf_put_char(&token, '.');
     auth_base64url_encode(rest, &token);
@@ -110,11 +109,10 @@ static void as_client_cert(struct str input)
 static void as_base64url(struct str input, struct arena *arena)
 {
     struct str bytes;
-    struct buf again;
+    struct buf again = {0};
 
     if (!auth_base64url_decode(input, arena, &bytes))
         return;
-    buf_init(&again);
     auth_base64url_encode(bytes, &again);
     check(str_eq(buf_str(&again), input)); /* one spelling for each value */
     buf_deinit(&again);
@@ -122,12 +120,11 @@ static void as_base64url(struct str input, struct arena *arena)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct arena arena;
+    struct arena arena = ARENA(16384);
 
     if (size == 0)
         return 0;
     struct str input = str_of((const char *)data + 1, size - 1);
-    arena_init(&arena, 16384);
     switch (data[0]) {
     case 't': as_token(input, &arena); break;
     case 's': as_signed(input, &arena); break;

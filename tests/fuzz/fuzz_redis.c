@@ -51,11 +51,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     size_t piece = size ? 1 + data[0] : 1;
     struct redis_parser parser;
-    struct arena arena;
+    struct arena arena = ARENA(4096);
     enum status status = STATUS_OK;
 
     redis_parser_init(&parser, REPLY_BYTES_MAX);
-    arena_init(&arena, 4096);
     for (size_t at = 1; at < size && status == STATUS_OK; at += piece) {
         const struct redis_reply *reply = NULL;
         size_t len = size - at < piece ? size - at : piece;

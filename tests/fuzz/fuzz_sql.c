@@ -21,10 +21,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct str sql = str_of((const char *)data, size);
     struct db_statement statement;
-    struct arena arena;
+    struct arena arena = ARENA(4096);
     size_t offset;
 
-    arena_init(&arena, 4096);
     if (db_sql_compile(sql, names, &arena, &statement, &offset, NULL) == STATUS_OK) {
         check(statement.param_count <= 7 && statement.id != 0);
         check(strlen(statement.text.ptr) == statement.text.len);

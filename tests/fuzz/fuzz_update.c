@@ -47,13 +47,12 @@ static void check_update(const struct refdata_update *update, struct arena *aren
 {
     struct refdata_update again;
     struct error error;
-    struct buf out;
+    struct buf out = {0};
 
     check_items(update, arena);
     check(update->type == REFDATA_SNAPSHOT || update->chunks_total == 1);
     check(update->chunk_index >= 1 && update->chunk_index <= update->chunks_total);
     check(!refdata_update_is_chunk(update) || update->snapshot_id[0]);
-    buf_init(&out);
     refdata_update_put(&out, update);
     check(read_text(buf_str(&out), REFDATA_FROM_BUS, arena, &again, &error) == STATUS_OK);
     check(strcmp(again.event_id, update->event_id) == 0 && str_eq(again.tenant, update->tenant));
@@ -68,9 +67,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct str text = str_of((const char *)data, size);
     struct refdata_update update;
     struct error error = {0};
-    struct arena arena;
+    struct arena arena = ARENA(4096);
 
-    arena_init(&arena, 4096);
     for (int origin = REFDATA_FROM_CLIENT; origin <= REFDATA_FROM_BUS; origin++) {
         enum status status = read_text(text, (enum refdata_origin)origin, &arena, &update, &error);
         if (status == STATUS_OK)

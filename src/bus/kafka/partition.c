@@ -224,12 +224,11 @@ static void settle_batch(struct kafka_partition *partition, const struct batch *
 static void run_partition(struct worker_job *work)
 {
     struct kafka_partition *partition = (struct kafka_partition *)work;
-    struct arena arena;
+    struct arena arena = ARENA(ARENA_BYTES);
     struct batch batch;
     size_t settled = 0;
     int64_t wait_ms = 0;
 
-    arena_init(&arena, ARENA_BYTES);
     take_batch(partition, &arena, &batch);
     if (batch.has_gap) {
         bus_delivery_forget(&partition->delivery);

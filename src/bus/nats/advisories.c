@@ -324,9 +324,8 @@ static enum status publish_dead_letter(struct nats_partition *partition, const s
     const char *reason =
         advisory->kind == ADVISORY_MAX_DELIVERIES ? "deliveries used up" : "terminated by another client";
     struct bus_message dead = {.payload = STR("")};
-    struct arena arena;
+    struct arena arena = ARENA(ARENA_BYTES);
 
-    arena_init(&arena, ARENA_BYTES);
     if (message)
         bus_nats_decode(message, &arena, &dead);
     dead.topic = consumer->topic->name;

@@ -146,9 +146,8 @@ static void handle_batch(struct nats_partition *partition)
     struct nats *nats = partition->reader->nats;
     size_t max = consumer->spec.batch_max;
     struct batch batch = {0};
-    struct arena arena;
+    struct arena arena = ARENA(ARENA_BYTES);
 
-    arena_init(&arena, ARENA_BYTES);
     batch.messages = arena_zalloc(&arena, max * sizeof batch.messages[0]);
     batch.raw = arena_zalloc(&arena, max * sizeof batch.raw[0]);
     pthread_mutex_lock(&nats->lock);

@@ -87,12 +87,9 @@ static natsStatus add_header(natsMsg *message, struct buf *name, struct buf *val
 
 static natsStatus add_headers(natsMsg *out, const struct bus_message *message, size_t *bytes)
 {
-    struct buf name, value, order;
+    struct buf name = {0}, value = {0}, order = {0};
     natsStatus status = NATS_OK;
 
-    buf_init(&name);
-    buf_init(&value);
-    buf_init(&order);
     if (message->key.ptr) {
         buf_put_str(&name, STR(KEY_HEADER));
         put_escaped(&value, message->key, ESCAPE_BYTES);

@@ -41,11 +41,10 @@ static void on_plain(natsConnection *connection, natsSubscription *subscription,
 {
     const struct nats_listener *listener = closure;
     struct bus_message carried = {0};
-    struct arena arena;
+    struct arena arena = ARENA(ARENA_BYTES);
 
     (void)connection;
     (void)subscription;
-    arena_init(&arena, ARENA_BYTES);
     bus_nats_decode(message, &arena, &carried);
     carried.topic = str_from(natsMsg_GetSubject(message));
     listener->on_message(listener->context, &carried);

@@ -91,8 +91,7 @@ static void append_seal(struct append *append)
     db_bytes_array_begin(&append->payloads, append->count);
     for (size_t i = 0; i < append->count; i++) {
         const struct bus_message *message = append->placed[i].message;
-        struct buf headers;
-        buf_init(&headers);
+        struct buf headers = {0};
         bus_postgres_put_headers(&headers, message);
         db_array_put(&append->headers, buf_str(&headers));
         buf_deinit(&headers);
@@ -210,11 +209,10 @@ static enum status commit_with_notice(struct postgres *postgres, struct append *
     enum { NOTICE_AT = 2 };
     const struct bus_message *message = append->placed[0].message;
     struct db_result *results[3];
-    struct buf notice;
+    struct buf notice = {0};
     size_t failed_at = 0;
     char where[POSTGRES_NOTICE_BYTES];
 
-    buf_init(&notice);
     buf_put_str(&notice,
                 bus_postgres_notice(postgres, append->placed[0].topic, (int)message->partition, where));
     if (atomic_load(&postgres->is_private))

@@ -38,14 +38,13 @@ enum status bus_direct_ask(struct bus *bus, struct db_conn *conn, struct str top
                            const unsigned *partitions, size_t count, uint64_t *mark, struct error *error)
 {
     const struct bus_topic_state *found = bus_topic_find(bus, topic);
-    struct buf list;
+    struct buf list = {0};
 
     if (!bus_postgres_of(bus, error))
         return STATUS_NOT_IMPLEMENTED;
     if (!found)
         return error_set(error, STATUS_BAD_REQUEST, "unknown topic");
     *mark = atomic_load(&found->wakes);
-    buf_init(&list);
     for (size_t i = 0; i < count; i++)
         db_array_put_i64(&list, partitions[i]);
     db_pipeline_add(conn, &direct_sql,

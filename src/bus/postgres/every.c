@@ -135,14 +135,12 @@ static enum status read_new(struct reader *reader, struct db_result **result, st
 {
     const struct bus_consumer *consumer = &reader->consumer;
     int64_t deadline_ns = clock_deadline_ms(QUERY_MS);
-    struct buf lists[LISTS];
+    struct buf lists[LISTS] = {0};
     struct db_conn *conn;
     enum status status = db_acquire(reader->postgres->pool, deadline_ns, &conn, error);
     int64_t asked_ns = clock_mono_ns();
 
     *result = NULL;
-    for (int i = 0; i < LISTS; i++)
-        buf_init(&lists[i]);
     if (status == STATUS_OK && db_conn_opened_ns(conn) > reader->checked_ns)
         status = recheck(reader, conn, lists, deadline_ns, error);
     if (status == STATUS_OK) {
@@ -209,7 +207,7 @@ static enum status handle_rows(struct reader *reader, const struct db_result *re
     int64_t position = reader->partitions[partition].position;
     bool is_empty = db_result_is_null(result, begin, MESSAGE);
     int64_t first = db_result_i64(result, begin, is_empty ? NEXT_OFFSET : MESSAGE);
-    struct arena arena;
+    struct arena arena = ARENA(ARENA_BYTES);
 
     /* Retention was faster than we were, or the database came back without its newest messages. */
     if (is_empty || first != position) {
@@ -221,7 +219,6 @@ static enum status handle_rows(struct reader *reader, const struct db_result *re
     }
     if (is_empty)
         return STATUS_OK;
-    arena_init(&arena, ARENA_BYTES);
     struct bus_message *messages = arena_zalloc(&arena, (end - begin) * sizeof messages[0]);
     for (size_t i = begin; i < end; i++) {
         messages[i - begin].topic = reader->consumer.topic->name;
@@ -268,14 +265,13 @@ enum bus_postgres_step bus_postgres_every_attached(struct reader *reader, struct
 {
     unsigned partition = (unsigned)attached->partition;
     enum bus_postgres_step step = STEP_DRAINED;
-    struct arena arena;
+    struct arena arena = ARENA(ARENA_BYTES);
 
     if (attached->message.offset != reader->partitions[partition].position ||
         atomic_load(&reader->postgres->published_by_ns) > reader->checked_ns ||
         reader->partitions[partition].retry_ns > clock_mono_ns() ||
         !bus_postgres_handling_begin(reader->postgres))
         return STEP_NOTHING;
-    arena_init(&arena, ARENA_BYTES);
     attached->message.topic = reader->consumer.topic->name;
     if (handle_batch(reader, partition, &attached->message, 1, &arena, error) != STATUS_OK)
         step = STEP_FAILED;

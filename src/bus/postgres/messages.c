@@ -75,11 +75,10 @@ static void put_part(struct buf *out, struct str part)
 
 void bus_postgres_attach(struct buf *notice, const struct bus_message *message)
 {
-    struct buf parts;
+    struct buf parts = {0};
 
     if (!message->key.ptr || message->payload.len > NOTICE_BYTES_MAX)
         return;
-    buf_init(&parts);
     put_part(&parts, message->key);
     put_part(&parts, message->payload);
     for (unsigned i = 0; i < message->header_count; i++) {
@@ -134,9 +133,8 @@ struct attached_message *bus_postgres_attached_parse(struct str text, int partit
 struct attached_message *bus_postgres_attached_copy(const struct bus_message *message)
 {
     struct attached_message *attached = NULL;
-    struct buf text;
+    struct buf text = {0};
 
-    buf_init(&text);
     bus_postgres_attach(&text, message);
     if (buf_len(&text) > 0) { /* after the colon that it puts first */
         buf_consume(&text, 1);

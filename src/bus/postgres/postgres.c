@@ -124,11 +124,9 @@ static int64_t poll_readers(struct task *task, void *context)
 {
     struct postgres *postgres = context;
     struct db_result *rows = NULL;
-    struct buf groups, topics;
+    struct buf groups = {0}, topics = {0};
 
     (void)task;
-    buf_init(&groups);
-    buf_init(&topics);
     for (size_t i = 0; i < postgres->reader_count; i++) {
         const struct bus_consumer *consumer = &postgres->readers[i]->consumer;
         bool is_shared = consumer->spec.mode == BUS_SHARED;
@@ -291,7 +289,7 @@ enum status bus_postgres_create(const struct bus_postgres_config *config, struct
     copy->maintenance_ms = or_default(config->maintenance_ms, 5000);
     copy->retention_batch = config->retention_batch ? config->retention_batch : 1000;
     postgres->bus.message_bytes_max = config->message_bytes_max ? config->message_bytes_max : 4u << 20;
-    arena_init(&postgres->arena, 1024);
+    postgres->arena = ARENA(1024);
     /* The name differs from that of the caller's pool, so that metrics do. */
     postgres->target = db_target_copy(config->target, "bus", &postgres->arena);
     pthread_mutex_init(&postgres->lock, NULL);

@@ -374,7 +374,7 @@ enum bus_postgres_step bus_postgres_shared_step(struct reader_worker *worker, in
 
     if (db_acquire(pool, clock_deadline_ms(COMMIT_MS), &locked.conn, error) != STATUS_OK)
         return STEP_FAILED;
-    arena_init(&locked.arena, ARENA_BYTES);
+    locked.arena = ARENA(ARENA_BYTES);
     enum bus_postgres_step step =
         attached ? run_attached(&locked, attached, error) : run_batch(&locked, place, error);
     db_result_free(locked.rows);

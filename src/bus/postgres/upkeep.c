@@ -218,15 +218,13 @@ int64_t bus_postgres_upkeep(struct task *task, void *context)
     int64_t deadline_ns = clock_deadline_ms(UPKEEP_MS);
     struct db_result *results[3] = {NULL, NULL, NULL};
     struct error error = {0};
-    struct buf groups, topics;
+    struct buf groups = {0}, topics = {0};
     struct db_conn *conn;
     enum status status = db_acquire(postgres->publish_pool, deadline_ns, &conn, &error);
 
     (void)task;
     for (size_t i = 0; i < bus->topic_count && status == STATUS_OK; i++)
         status = bus_postgres_topic_ensure(conn, &bus->topics[i], deadline_ns, &error);
-    buf_init(&groups);
-    buf_init(&topics);
     for (size_t i = 0; i < postgres->reader_count; i++)
         db_array_put(&groups, str_from(postgres->readers[i]->consumer.spec.group));
     for (size_t i = 0; i < bus->topic_count; i++)

@@ -95,14 +95,13 @@ static void channel_subscribe(struct redis_channel *channel)
 {
     struct redis *redis = channel->redis;
     struct error error;
-    struct buf commands;
+    struct buf commands = {0};
 
     if (redis_link_open(&channel->link, &redis_cluster_next(&redis->cluster)->address, &error) != STATUS_OK) {
         on_channel_closed(&channel->link, &error);
         return;
     }
     channel->awaits_reply = true;
-    buf_init(&commands);
     for (size_t i = 0; i < redis->reader_count; i++)
         redis_command_put(&commands,
                           (struct str[]){STR("SUBSCRIBE"), str_from(redis->readers[i]->topic->channel)}, 2);
@@ -133,7 +132,7 @@ void redis_channel_init(struct redis *redis)
     struct redis_channel *channel = &redis->channel;
 
     redis_link_init(&channel->link, redis->loop, &redis->access);
-    arena_init(&channel->arena, 4096);
+    channel->arena = ARENA(4096);
     channel->redis = redis;
     channel->backoff = (struct backoff){.min_ms = RETRY_MIN_MS, .max_ms = RETRY_MAX_MS};
     channel->link.arena = &channel->arena;

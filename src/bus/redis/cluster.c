@@ -29,9 +29,7 @@ static void on_node_closed(struct redis_link *link, const struct error *error);
 
 void redis_request_init(struct redis_request *request, redis_done_fn *on_done)
 {
-    *request = (struct redis_request){.on_done = on_done};
-    buf_init(&request->commands);
-    arena_init(&request->arena, 4096);
+    *request = (struct redis_request){.on_done = on_done, .arena = ARENA(4096)};
 }
 
 void redis_request_deinit(struct redis_request *request)

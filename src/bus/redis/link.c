@@ -82,7 +82,6 @@ void redis_link_close(struct redis_link *link)
     close(link->io.fd);
     link->io.fd = -1;
     buf_deinit(&link->out);
-    buf_init(&link->out);
     redis_parser_deinit(&link->parser);
 }
 
@@ -229,11 +228,10 @@ static void link_read(struct redis_link *link)
 static void link_established(struct redis_link *link)
 {
     const struct redis_access *access = link->access;
-    struct buf first;
+    struct buf first = {0};
 
     link->state = access->password ? REDIS_LINK_AUTHENTICATING : REDIS_LINK_OPEN;
     link->was_open = true;
-    buf_init(&first);
     if (access->password) {
         struct str auth[] = {STR("AUTH"), str_from(access->username), str_from(access->password)};
         if (!access->username)
@@ -361,9 +359,7 @@ enum status redis_link_open(struct redis_link *link, const struct redis_address 
 
 void redis_link_init(struct redis_link *link, struct loop *loop, const struct redis_access *access)
 {
-    *link = (struct redis_link){.io.fd = -1, .loop = loop, .access = access};
-    buf_init(&link->out);
-    arena_init(&link->auth_arena, 1024);
+    *link = (struct redis_link){.io.fd = -1, .loop = loop, .access = access, .auth_arena = ARENA(1024)};
 }
 
 void redis_link_deinit(struct redis_link *link)

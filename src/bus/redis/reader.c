@@ -434,12 +434,11 @@ static void reader_name_group(struct redis_reader *reader)
     const struct redis *redis = reader->redis;
     const char *stream = reader->topic->stream;
     unsigned twins = 0;
-    struct buf name;
+    struct buf name = {0};
 
     for (size_t i = 0; i < redis->reader_count; i++)
         twins += redis->readers[i]->topic == reader->topic &&
                  strcmp(redis->readers[i]->consumer.spec.group, reader->consumer.spec.group) == 0;
-    buf_init(&name);
     buf_printf(&name, "%s:%s", reader->consumer.spec.group, redis->pod);
     if (twins > 0)
         buf_printf(&name, ":%u", twins + 1);
@@ -471,7 +470,7 @@ void redis_reader_create(struct redis *redis, const struct bus_consumer *consume
     reader->delivery = (struct bus_delivery){
         .bus = &redis->bus, .consumer = &reader->consumer, .handler_ms = redis->config.handler_ms};
     for (size_t i = 0; i < 2; i++)
-        arena_init(&reader->hint_sets[i].arena, 4096);
+        reader->hint_sets[i].arena = ARENA(4096);
     reader->hints = &reader->hint_sets[0];
     reader->hints_handed = &reader->hint_sets[1];
     reader->task = task_create(&(struct task_config){.name = "redis_reader",

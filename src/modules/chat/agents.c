@@ -94,8 +94,7 @@ struct chat_choice chat_agent_choose(const struct chat_settings *settings, struc
 struct str chat_agent_fill(struct str reply, struct str content, size_t bytes_max, struct arena *arena)
 {
     static const struct str mark = {"{content}", 9};
-    struct buf text;
-    buf_init(&text);
+    struct buf text = {0};
     while (reply.len && buf_len(&text) <= bytes_max) {
         const char *at = memmem(reply.ptr, reply.len, mark.ptr, mark.len);
         size_t before = at ? (size_t)(at - reply.ptr) : reply.len;
@@ -138,9 +137,7 @@ enum status chat_agent_call(const struct chat_agent *agent, const struct chat_ke
 {
     static const char *const headers[] = {"Content-Type: application/json", "Accept: application/json", NULL};
     struct fetch_answer answer = {0};
-    struct buf body;
-    buf_init(&body);
-    buf_init(&answer.body);
+    struct buf body = {0};
     buf_put_char(&body, '{');
     json_put_member_str(&body, "agent", agent->name);
     json_put_member_str(&body, "tenant_id", caller->tenant);

@@ -55,10 +55,9 @@ struct str chat_page_line(const struct chat_page *page, size_t at)
 
 struct stream_segment *chat_page_segment(const struct chat_page *page, int64_t after, enum chat_format format)
 {
-    struct buf bytes;
+    struct buf bytes = {0};
     if (page->count == 0)
         return NULL;
-    buf_init(&bytes);
     for (size_t i = 0; i < page->count; i++)
         chat_line_put(&bytes, format, chat_page_sequence(page, i), chat_page_line(page, i));
     struct stream_segment *segment =

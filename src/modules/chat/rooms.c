@@ -140,10 +140,9 @@ static void room_publish(struct chat_room *room, int64_t sequence, struct str li
 {
     for (int i = 0; i < CHAT_FORMATS; i++) {
         struct channel *channel = &room->channels[i];
-        struct buf bytes;
+        struct buf bytes = {0};
         if (!channel->topic)
             continue;
-        buf_init(&bytes);
         chat_line_put(&bytes, channel->format, sequence, line);
         stream_topic_publish(
             channel->topic,
@@ -252,7 +251,7 @@ struct chat_delivery *chat_delivery_create(struct chat_rooms *rooms)
     delivery->message.on_message = on_delivery;
     delivery->rooms = rooms;
     delivery->last = &delivery->first;
-    arena_init(&delivery->arena, 4096);
+    delivery->arena = ARENA(4096);
     return delivery;
 }
 

@@ -172,7 +172,7 @@ void chat_get_stream(struct http_request *request)
     follower->chat = chat;
     follower->format = chat_format_of(request);
     follower->after = after;
-    arena_init(&follower->arena, KEY_BYTES);
+    follower->arena = ARENA(KEY_BYTES);
     follower->key = chat_key_copy(&key, &follower->arena);
     int64_t deadline_ns = loop_now_ns(request->loop) + OPEN_MS * CLOCK_NS_PER_MS;
     if (http_request_park(request, deadline_ns, on_open_timeout, NULL, &follower->ref))

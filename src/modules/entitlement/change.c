@@ -63,12 +63,11 @@ void entitlement_change_init(struct entitlement *entitlement)
 static enum status read_order(const struct http_request *request, struct order *order, struct error *error)
 {
     const struct entitlement *entitlement = request->context;
-    struct buf others;
+    struct buf others = {0};
     *order = (struct order){.item = HYDRATION_UPDATED};
     if (!str_is_name(kernel_identity(request)->tenant))
         return error_set_field(error, STATUS_BAD_REQUEST, "tenant_id",
                                "a tenant's name is 1 to 64 of A-Z a-z 0-9 . _ -");
-    buf_init(&others);
     enum status status =
         json_texts_read(request->body, body_rows, order->texts, &others, request->arena, error);
     buf_deinit(&others);

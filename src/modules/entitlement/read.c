@@ -95,8 +95,7 @@ void entitlement_get_of_user(struct http_request *request)
             DB_PARAMS(db_text(who->tenant), db_text(page.user), db_text(page.after), db_i64(page.limit + 1)),
             clock_deadline_ms(READ_MS), &rows, &error);
     if (status == STATUS_OK) {
-        struct buf body;
-        buf_init(&body);
+        struct buf body = {0};
         write_page(&page, rows, request->arena, &body);
         http_send(request, &(struct http_response){.status = 200, .body = buf_str(&body)});
         buf_deinit(&body);

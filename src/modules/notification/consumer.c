@@ -151,8 +151,7 @@ static void take_titles(struct notification *notification, struct notification_e
 
 static enum status write_events(struct memo *memo, struct bus_batch *batch, struct error *error)
 {
-    struct buf json;
-    buf_init(&json);
+    struct buf json = {0};
     buf_put_char(&json, '[');
     for (size_t i = 0; i < memo->count; i++) {
         const struct notification_event *event = &memo->events[i];
@@ -176,7 +175,7 @@ static void handle_events(void *context, struct bus_batch *batch)
     struct error error = {0};
 
     batch->memo = memo;
-    arena_init(&memo->arena, ARENA_BYTES);
+    memo->arena = ARENA(ARENA_BYTES);
     memo->events = arena_zalloc(&memo->arena, batch->count * sizeof *memo->events);
     for (size_t i = 0; i < batch->count; i++) {
         if (notification_event_read(&batch->messages[i], &memo->arena, &memo->events[memo->count], &error) ==

@@ -125,7 +125,7 @@ static void send_webhooks(const struct notification_webhook_settings *webhook, s
     struct calls calls = {.count = fit < batch->count ? fit : batch->count};
     struct arena *arena = &calls.arena;
 
-    arena_init(arena, ARENA_BYTES);
+    *arena = ARENA(ARENA_BYTES);
     calls.requests = arena_zalloc(arena, calls.count * sizeof *calls.requests);
     calls.answers = arena_zalloc(arena, calls.count * sizeof *calls.answers);
     calls.statuses = arena_zalloc(arena, calls.count * sizeof *calls.statuses);

@@ -58,8 +58,7 @@ enum status refdata_buses_open_kafka(const struct refdata *refdata, const struct
     const struct kernel_kafka *kafka = kernel_kafka(refdata->kernel);
     struct bus_kafka_config config = *own;
     struct str brokers = STR("");
-    struct arena arena;
-    arena_init(&arena, 1024);
+    struct arena arena = ARENA(1024);
     for (size_t i = 0; i < kafka->brokers.count; i++)
         brokers = arena_printf(&arena, "%.*s%s%.*s", STR_ARG(brokers), i ? "," : "",
                                STR_ARG(kafka->brokers.items[i]));
@@ -89,8 +88,7 @@ static enum status open_redis(struct refdata_database *database, struct bus **bu
                                     .keep_ms = settings->keep_ms,
                                     .keep_messages_hard = settings->keep_messages};
     const struct bus_redis_names names = {REFDATA_INVALIDATIONS, settings->stream.ptr, settings->channel.ptr};
-    struct arena arena;
-    arena_init(&arena, 1024);
+    struct arena arena = ARENA(1024);
     const char **addresses = arena_alloc(&arena, nodes->count * sizeof *addresses);
     for (size_t i = 0; i < nodes->count; i++)
         addresses[i] = nodes->items[i].ptr;

@@ -16,8 +16,7 @@ enum {
 
 uint64_t refdata_database_fingerprint(const struct kernel_postgres *settings)
 {
-    struct buf text;
-    buf_init(&text);
+    struct buf text = {0};
     const struct str parts[] = {settings->name, settings->url, settings->username, settings->password_env,
                                 settings->schema};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)

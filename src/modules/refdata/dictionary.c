@@ -58,8 +58,7 @@ const char *refdata_field_name(enum refdata_field field)
 
 uint64_t refdata_dictionary_fingerprint(const struct refdata_dictionary_settings *settings, uint64_t database)
 {
-    struct buf text;
-    buf_init(&text);
+    struct buf text = {0};
     buf_printf(&text, "%016llx %.*s %d %d %d ", (unsigned long long)database, STR_ARG(settings->code),
                settings->apply_mode, settings->snapshot_strategy, settings->reload);
     for (size_t field = 0; field < REFDATA_FIELDS; field++) {
@@ -295,7 +294,7 @@ enum status refdata_dictionary_create(const struct config *config,
     struct refdata_dictionary *dictionary = memory_zalloc(sizeof *dictionary);
     atomic_init(&dictionary->refs, 1);
     atomic_init(&dictionary->state, REFDATA_UNCHECKED);
-    arena_init(&dictionary->arena, 4096);
+    dictionary->arena = ARENA(4096);
     dictionary->code = arena_str(&dictionary->arena, settings->code);
     dictionary->database = database ? refdata_database_ref(database) : NULL;
     dictionary->fingerprint = refdata_dictionary_fingerprint(settings, database ? database->fingerprint : 0);

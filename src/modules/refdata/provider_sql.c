@@ -60,8 +60,7 @@ static void write_json(const struct refdata_write *change, struct str json, stru
 
 static void write_snapshot_by_template(const struct refdata_write *change, struct refdata_writer *writer)
 {
-    struct buf json;
-    buf_init(&json);
+    struct buf json = {0};
     buf_put_char(&json, '[');
     for (size_t i = 0; i < change->item_count; i++) {
         buf_put_str(&json, i ? STR(",{") : STR("{"));

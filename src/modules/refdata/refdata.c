@@ -169,7 +169,7 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     pthread_mutex_init(&refdata->catalog_lock, NULL);
     atomic_init(&refdata->catalog, catalog);
     atomic_init(&refdata->table, refdata_table_copy(refdata->own));
-    arena_init(&refdata->settings_arena, 1024);
+    refdata->settings_arena = ARENA(1024);
     take_settings(refdata, settings);
     /* Room for every parallel load, full and delta, and every database's sweep and checks, so that none of them can hold up
      * another. */

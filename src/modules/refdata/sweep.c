@@ -73,7 +73,7 @@ static void sweep_prepare(void *context)
         return;
     sweep->is_out = true;
     sweep->interval_ms = refdata->settings.sweep_interval_ms;
-    arena_init(&sweep->arena, 4096);
+    sweep->arena = ARENA(4096);
     sweep->unchecked =
         arena_alloc(&sweep->arena, (catalog->dictionary_count + 1) * sizeof(struct refdata_dictionary *));
     for (size_t i = 0; i < catalog->dictionary_count; i++) {

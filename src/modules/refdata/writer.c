@@ -127,7 +127,6 @@ struct str refdata_number(char out[REFDATA_NUMBER_BYTES], int64_t value)
 void refdata_columns_begin(struct refdata_columns *columns, unsigned count, struct arena *arena)
 {
     *columns = (struct refdata_columns){.arena = arena, .count = count};
-    buf_init(&columns->arrays);
 }
 
 void refdata_columns_add(struct refdata_columns *columns, const struct str *row)

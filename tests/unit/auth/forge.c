@@ -109,9 +109,8 @@ struct auth_keyset *forge_keyset(const struct forge_key *const *keys, size_t cou
 {
     struct auth_keyset *set = auth_keyset_create();
     struct error error;
-    struct buf text;
+    struct buf text = {0};
 
-    buf_init(&text);
     forge_jwks(keys, count, &text);
     assert_int_equal(auth_keyset_add_jwks(set, buf_str(&text), "forge", &error), STATUS_OK);
     buf_deinit(&text);
@@ -156,9 +155,8 @@ void forge_signature(const struct forge_key *key, struct str message, struct buf
 
 void forge_token(const struct forge_key *key, const char *header, const char *claims, struct buf *out)
 {
-    struct buf signature;
+    struct buf signature = {0};
 
-    buf_init(&signature);
     buf_clear(out);
     auth_base64url_encode(str_from(header), out);
     buf_put_char(out, '.');

@@ -58,8 +58,7 @@ void rig_write_text(struct rig *rig, struct str text)
 
 void rig_write_jwks(struct rig *rig, const struct forge_key *const *keys, size_t count)
 {
-    struct buf text;
-    buf_init(&text);
+    struct buf text = {0};
     forge_jwks(keys, count, &text);
     rig_write_text(rig, buf_str(&text));
     buf_deinit(&text);
@@ -115,9 +114,8 @@ enum auth_answer rig_ask(struct rig *rig, const struct auth_question *question)
 
 enum auth_answer rig_ask_token(struct rig *rig, struct str token)
 {
-    struct buf header;
+    struct buf header = {0};
 
-    buf_init(&header);
     buf_printf(&header, "Bearer %.*s", STR_ARG(token));
     struct auth_question question = rig_question(buf_str(&header));
     enum auth_answer answer = rig_ask(rig, &question);

@@ -35,7 +35,7 @@ static int stop(void **state)
 
 static void honest(struct buf *token, int64_t seconds)
 {
-    buf_init(token);
+    *token = (struct buf){0};
     forge_honest(&key, RIG_NOW_S + seconds, token);
 }
 
@@ -51,7 +51,7 @@ static void expect(enum auth_answer answer, enum status status, enum auth_answer
 static void a_good_token_is_verified_once_and_then_known(void **state)
 {
     (void)state;
-    struct buf token, header;
+    struct buf token, header = {0};
     struct auth_question question;
 
     rig_start(&rig);
@@ -61,7 +61,6 @@ static void a_good_token_is_verified_once_and_then_known(void **state)
     assert_true(str_eq(rig.identity->subject, STR("u1")));
     assert_int_equal(rig.identity->expires_at_s, RIG_NOW_S + 60);
 
-    buf_init(&header);
     buf_printf(&header, "Bearer %.*s", STR_ARG(buf_str(&token)));
     question = rig_question(buf_str(&header));
     const struct auth_identity *identity;
@@ -102,11 +101,9 @@ static void a_bad_token_is_remembered_for_a_while(void **state)
 {
     (void)state;
     struct forge_key stranger = forge_key_create(AUTH_EDDSA, "k1");
-    struct buf token, header;
+    struct buf token = {0}, header = {0};
 
     rig_start(&rig);
-    buf_init(&token);
-    buf_init(&header);
     forge_honest(&stranger, RIG_NOW_S + 60, &token);
     expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask_token(&rig, buf_str(&token)));
     buf_printf(&header, "Bearer %.*s", STR_ARG(buf_str(&token)));
@@ -139,10 +136,9 @@ static void a_known_token_ends_with_its_exp(void **state)
 static void a_token_that_is_early_is_taken_when_its_time_has_come(void **state)
 {
     (void)state;
-    struct buf token;
+    struct buf token = {0};
 
     rig_start(&rig);
-    buf_init(&token);
     forge_token(&key, "{\"alg\":\"EdDSA\"}", "{\"tenant_id\":\"acme\",\"exp\":1700000900,\"nbf\":1700000006}",
                 &token);
     rig_now_us = RIG_NOW_S * 1000000 + 995000; /* 5 ms before nbf less the leeway */
@@ -161,12 +157,11 @@ static void count_calls(void *context)
 static void many_askers_share_one_verification(void **state)
 {
     (void)state;
-    struct buf token, header;
+    struct buf token, header = {0};
     unsigned calls = 0;
 
     rig_start(&rig);
     honest(&token, 60);
-    buf_init(&header);
     buf_printf(&header, "Bearer %.*s", STR_ARG(buf_str(&token)));
     for (int i = 0; i < 50; i++)
         assert_true(auth_verify(rig.auth, rig.loop, buf_str(&header), count_calls, &calls));
@@ -182,12 +177,11 @@ static void many_askers_share_one_verification(void **state)
 static void a_stopped_pool_says_so_and_forgets_nobody(void **state)
 {
     (void)state;
-    struct buf token, header;
+    struct buf token, header = {0};
     unsigned calls = 0;
 
     rig_start(&rig);
     honest(&token, 60);
-    buf_init(&header);
     buf_printf(&header, "Bearer %.*s", STR_ARG(buf_str(&token)));
     assert_true(auth_verify(rig.auth, rig.loop, buf_str(&header), count_calls, &calls));
     worker_pool_stop(rig.workers); /* runs it or cancels it: either way the asker is told */
@@ -226,10 +220,7 @@ static void tenant_and_scope_decide(void **state)
     };
     rig_start(&rig);
     for (size_t i = 0; i < sizeof(ROWS) / sizeof(ROWS[0]); i++) {
-        struct buf token, header, claims;
-        buf_init(&token);
-        buf_init(&header);
-        buf_init(&claims);
+        struct buf token = {0}, header = {0}, claims = {0};
         buf_printf(&claims, "{%s,\"exp\":1700000060}%c", ROWS[i].claims, '\0');
         forge_token(&key, "{\"alg\":\"EdDSA\"}", claims.data, &token);
         buf_printf(&header, "Bearer %.*s", STR_ARG(buf_str(&token)));
@@ -326,7 +317,7 @@ static void a_trusted_client_names_the_tenant_where_that_is_allowed(void **state
     (void)state;
     struct sockaddr_storage peer = local_peer();
     struct auth_question question = rig_question(STR_NONE);
-    struct buf token, header;
+    struct buf token, header = {0};
 
     with_mtls(true);
     question.forwarded_client_cert = STR("URI=spiffe://m/trusted");
@@ -342,7 +333,6 @@ static void a_trusted_client_names_the_tenant_where_that_is_allowed(void **state
     expect(AUTH_DENIED, STATUS_TENANT_MISMATCH, rig_ask(&rig, &question));
 
     honest(&token, 60); /* acme's user, through the trusted client, in beta */
-    buf_init(&header);
     buf_printf(&header, "Bearer %.*s", STR_ARG(buf_str(&token)));
     question = rig_question(buf_str(&header));
     question.forwarded_client_cert = STR("URI=spiffe://m/trusted");
@@ -408,7 +398,7 @@ static void a_secret_of_the_environment_signs_hs256(void **state)
 {
     (void)state;
     struct forge_key secret = forge_key_create(AUTH_HS256, "any");
-    struct buf token;
+    struct buf token = {0};
 
     for (size_t i = 0; i < sizeof(secret.secret); i++)
         secret.secret[i] = (char)('a' + i % 26);
@@ -418,7 +408,6 @@ static void a_secret_of_the_environment_signs_hs256(void **state)
     rig.settings.hs256_secret_env = STR("FRESHET_TEST_SECRET");
     rig_start(&rig);
     unsetenv("FRESHET_TEST_SECRET");
-    buf_init(&token);
     forge_honest(&secret, RIG_NOW_S + 60, &token);
     expect(AUTH_ALLOWED, STATUS_OK, rig_ask_token(&rig, buf_str(&token)));
     buf_deinit(&token);
@@ -507,13 +496,12 @@ static void a_challenge_says_why(void **state)
 static void a_copied_identity_stands_on_its_own(void **state)
 {
     (void)state;
-    struct arena arena;
+    struct arena arena = ARENA(256);
     char tenant[] = "acme";
     struct auth_identity one = {
         .tenant = str_from(tenant), .subject = STR("u"), .scopes = STR("a b"), .expires_at_s = 9};
 
     rig_start(&rig);
-    arena_init(&arena, 256);
     struct auth_identity *copy = auth_identity_copy(&one, &arena);
     memset(tenant, 'x', 4);
     assert_true(str_eq(copy->tenant, STR("acme")) && copy->expires_at_s == 9);

@@ -18,10 +18,9 @@ static void decodes_what_rfc_4648_shows(void **state)
         {"Zm9vYg", "foob"}, {"Zm9vYmE", "fooba"}, {"Zm9vYmFy", "foobar"}};
     for (size_t i = 0; i < sizeof(ROWS) / sizeof(ROWS[0]); i++) {
         struct str bytes;
-        struct buf text;
+        struct buf text = {0};
         assert_true(auth_base64url_decode(str_from(ROWS[i][0]), &arena, &bytes));
         assert_true(str_eq(bytes, str_from(ROWS[i][1])));
-        buf_init(&text);
         auth_base64url_encode(bytes, &text);
         assert_true(str_eq(buf_str(&text), str_from(ROWS[i][0])));
         buf_deinit(&text);
@@ -34,10 +33,9 @@ static void every_byte_survives_the_way_there_and_back(void **state)
     char all[259];
     for (size_t len = 256; len <= sizeof(all); len++) {
         struct str bytes;
-        struct buf text;
+        struct buf text = {0};
         for (size_t i = 0; i < len; i++)
             all[i] = (char)i;
-        buf_init(&text);
         auth_base64url_encode(str_of(all, len), &text);
         assert_true(auth_base64url_decode(buf_str(&text), &arena, &bytes));
         assert_true(str_eq(bytes, str_of(all, len)));
@@ -67,7 +65,7 @@ int main(void)
         cmocka_unit_test(every_byte_survives_the_way_there_and_back),
         cmocka_unit_test(refuses_padding_other_alphabets_white_space_and_stray_bits),
     };
-    arena_init(&arena, 1024);
+    arena = ARENA(1024);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     arena_deinit(&arena);
     return failed;

@@ -94,10 +94,9 @@ static void leeway_is_for_nbf_and_never_for_exp(void **state)
 static void json_that_is_too_deep_is_refused(void **state)
 {
     (void)state;
-    struct buf text;
+    struct buf text = {0};
     struct auth_claims claims;
 
-    buf_init(&text);
     buf_printf(&text, "{" EXP ",\"a\":");
     for (int i = 0; i < 1000; i++)
         buf_put_char(&text, '[');
@@ -178,7 +177,7 @@ static void a_subject_is_bounded_text(void **state)
 {
     (void)state;
     struct auth_claims claims;
-    struct buf text;
+    struct buf text = {0};
     static const char *const BAD[] = {"{" EXP ",\"sub\":7}",
                                       "{" EXP ",\"sub\":\"\"}",
                                       "{" EXP ",\"sub\":\"a\\u0000b\"}",
@@ -189,7 +188,6 @@ static void a_subject_is_bounded_text(void **state)
     check_rows(BAD, AUTH_REASON_CLAIMS);
     assert_int_equal(check("{" EXP ",\"sub\":\"J\\u00fcrgen 🙂\"}", &claims), AUTH_REASON_VALID);
     assert_true(str_eq(claims.subject, STR("Jürgen 🙂")));
-    buf_init(&text);
     for (int len = 255; len <= 256; len++) {
         buf_clear(&text);
         buf_printf(&text, "{" EXP ",\"sub\":\"%0*d\"}%c", len, 0, '\0');
@@ -242,7 +240,7 @@ int main(void)
         cmocka_unit_test(a_subject_is_bounded_text),
         cmocka_unit_test(scopes_come_as_text_or_list_under_two_names),
     };
-    arena_init(&arena, 65536);
+    arena = ARENA(65536);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     arena_deinit(&arena);
     return failed;

@@ -38,9 +38,8 @@ static enum auth_reason verify(struct str token, struct arena *arena, struct aut
         .algorithms = AUTH_ALGORITHMS_ALL, .token_bytes_max = 8192, .tenant_claim = STR("tid")};
     struct auth_keyset *set = auth_keyset_create();
     struct error error;
-    struct buf text;
+    struct buf text = {0};
 
-    buf_init(&text);
     read_text(jwks_path, &text);
     assert_int_equal(auth_keyset_add_jwks(set, buf_str(&text), "jwks", &error), STATUS_OK);
     enum auth_reason reason = auth_token_verify(token, &checks, set, clock_unix_us(), arena, claims);
@@ -59,13 +58,11 @@ static void a_token_carries_what_was_asked_and_verifies(void **state)
 {
     (void)state;
     struct auth_claims claims;
-    struct arena arena;
+    struct arena arena = ARENA(4096);
     struct error error;
-    struct buf token;
+    struct buf token = {0};
     struct stat info;
 
-    buf_init(&token);
-    arena_init(&arena, 4096);
     assert_int_equal(issue(&REQUEST, &token, &error), STATUS_OK);
     assert_int_equal(verify(buf_str(&token), &arena, &claims), AUTH_REASON_VALID);
     assert_true(str_eq(claims.tenant, STR("acme")));
@@ -83,8 +80,7 @@ static void a_token_carries_what_was_asked_and_verifies(void **state)
 static void the_public_set_holds_no_private_part(void **state)
 {
     (void)state;
-    struct buf text;
-    buf_init(&text);
+    struct buf text = {0};
     read_text(jwks_path, &text);
     assert_null(memmem(buf_str(&text).ptr, buf_len(&text), "\"d\"", 3));
     buf_deinit(&text);
@@ -93,15 +89,11 @@ static void the_public_set_holds_no_private_part(void **state)
 static void the_key_is_kept_and_a_lost_public_set_is_written_again(void **state)
 {
     (void)state;
-    struct buf before, after, token;
+    struct buf before = {0}, after = {0}, token = {0};
     struct auth_claims claims;
-    struct arena arena;
+    struct arena arena = ARENA(4096);
     struct error error;
 
-    buf_init(&before);
-    buf_init(&after);
-    buf_init(&token);
-    arena_init(&arena, 4096);
     read_text(key_path, &before);
     assert_int_equal(unlink(jwks_path), 0);
     assert_int_equal(issue(&REQUEST, &token, &error), STATUS_OK);
@@ -119,12 +111,9 @@ static void a_public_set_without_the_key_is_left_alone(void **state)
 {
     (void)state;
     char other_key[128];
-    struct buf token, before, after;
+    struct buf token = {0}, before = {0}, after = {0};
     struct error error;
 
-    buf_init(&token);
-    buf_init(&before);
-    buf_init(&after);
     snprintf(other_key, sizeof(other_key), "%s.other", key_path);
     read_text(jwks_path, &before);
     assert_int_equal(auth_token_issue(str_from(other_key), str_from(jwks_path), &REQUEST, &token, &error),
@@ -140,7 +129,7 @@ static void a_broken_key_file_is_an_error_and_not_replaced(void **state)
 {
     (void)state;
     char path[128];
-    struct buf token;
+    struct buf token = {0};
     struct error error;
     struct stat info;
 
@@ -148,7 +137,6 @@ static void a_broken_key_file_is_an_error_and_not_replaced(void **state)
     FILE *file = fopen(path, "w");
     fputs("{\"kty\":\"OKP\"}", file);
     fclose(file);
-    buf_init(&token);
     assert_int_equal(auth_token_issue(str_from(path), STR(""), &REQUEST, &token, &error), STATUS_CONFIG);
     assert_int_equal(stat(path, &info), 0);
     assert_int_equal(info.st_size, 13);
@@ -158,11 +146,10 @@ static void a_broken_key_file_is_an_error_and_not_replaced(void **state)
 static void bad_requests_are_refused(void **state)
 {
     (void)state;
-    struct buf token;
+    struct buf token = {0};
     struct error error;
     struct auth_token_request request = REQUEST;
 
-    buf_init(&token);
     request.tenant = STR("a/b");
     assert_int_equal(issue(&request, &token, &error), STATUS_BAD_REQUEST);
     assert_string_equal(error.field, "tenant");
@@ -189,14 +176,13 @@ static void side_by_side_there_is_one_key(void **state)
     (void)state;
     pthread_t threads[8];
     struct auth_claims claims;
-    struct arena arena;
+    struct arena arena = ARENA(4096);
 
     unlink(key_path);
     unlink(jwks_path);
     pthread_barrier_init(&together, NULL, 8);
     for (int i = 0; i < 8; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, issue_in_thread, &tokens[i]), 0);
-    arena_init(&arena, 4096);
     for (int i = 0; i < 8; i++) {
         void *issued;
         pthread_join(threads[i], &issued);

@@ -109,9 +109,8 @@ static enum status parse_rsa_of(const char *n, const char *e)
 {
     struct auth_key key;
     struct error error;
-    struct buf text;
+    struct buf text = {0};
 
-    buf_init(&text);
     buf_printf(&text, "{\"kty\":\"RSA\",\"n\":\"%s\",\"e\":\"%s\"}", n, e);
     enum status status = parse(buf_str(&text), &key, &error);
     buf_deinit(&text);
@@ -126,10 +125,9 @@ static void rsa_needs_2048_bits_and_a_sound_exponent(void **state)
     struct forge_key weak = forge_rsa_create(1024, ""), good = forge_rsa_create(2048, "");
     struct auth_key key;
     struct error error;
-    struct buf text;
+    struct buf text = {0};
     struct json_value jwk, n;
 
-    buf_init(&text);
     forge_jwk(&weak, &text);
     assert_int_equal(parse(buf_str(&text), &key, &error), STATUS_BAD_REQUEST);
     buf_clear(&text);
@@ -154,8 +152,7 @@ static void rsa_needs_2048_bits_and_a_sound_exponent(void **state)
 static void a_giant_rsa_key_is_refused_before_it_costs_anything(void **state)
 {
     (void)state;
-    struct buf n;
-    buf_init(&n);
+    struct buf n = {0};
     for (int i = 0; i < 4000; i++)
         buf_put_char(&n, i % 2 ? 'B' : 'x');
     buf_put_char(&n, '\0');
@@ -171,7 +168,7 @@ int main(void)
         cmocka_unit_test(rsa_needs_2048_bits_and_a_sound_exponent),
         cmocka_unit_test(a_giant_rsa_key_is_refused_before_it_costs_anything),
     };
-    arena_init(&arena, 4096);
+    arena = ARENA(4096);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     arena_deinit(&arena);
     return failed;

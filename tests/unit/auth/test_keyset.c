@@ -84,9 +84,8 @@ static void the_number_of_keys_and_of_tries_is_bounded(void **state)
     (void)state;
     struct auth_keyset *set = auth_keyset_create();
     const struct auth_key *found[AUTH_CANDIDATES_MAX];
-    struct buf text;
+    struct buf text = {0};
 
-    buf_init(&text);
     buf_printf(&text, "{\"keys\":[" GOOD);
     for (int i = 0; i < AUTH_KEYS_MAX + 20; i++)
         buf_printf(&text, "," GOOD);

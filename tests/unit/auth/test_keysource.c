@@ -25,8 +25,7 @@ static int start(void **state)
     server = tiny_server_start();
     old_key = forge_key_create(AUTH_ES256, "old");
     new_key = forge_key_create(AUTH_EDDSA, "new");
-    buf_init(&old_token);
-    buf_init(&new_token);
+    old_token = new_token = (struct buf){0};
     forge_honest(&old_key, RIG_NOW_S + 60, &old_token);
     forge_honest(&new_key, RIG_NOW_S + 60, &new_token);
     return 0;
@@ -46,8 +45,7 @@ static int stop(void **state)
 
 static void serve_keys(const struct forge_key *const *keys, size_t count)
 {
-    struct buf text;
-    buf_init(&text);
+    struct buf text = {0};
     forge_jwks(keys, count, &text);
     tiny_server_say(server, 200, "Content-Type: application/json\r\n", buf_str(&text));
     buf_deinit(&text);
@@ -115,11 +113,10 @@ static void an_unknown_kid_makes_one_reading_and_is_then_known(void **state)
 static void a_storm_of_unknown_kids_is_one_reading_per_interval(void **state)
 {
     (void)state;
-    struct buf token;
+    struct buf token = {0};
     char header[64];
 
     start_with_url();
-    buf_init(&token);
     for (int i = 0; i < 200; i++) {
         snprintf(header, sizeof(header), "{\"alg\":\"ES256\",\"kid\":\"made-up-%d\"}", i);
         forge_token(&old_key, header, "{\"exp\":1700000060,\"tenant_id\":\"acme\"}", &token);
@@ -133,12 +130,11 @@ static void a_token_waits_for_one_reading_and_no_second(void **state)
 {
     (void)state;
     const struct forge_key *both[] = {&old_key, &new_key};
-    struct buf token;
+    struct buf token = {0};
 
     rig.settings.jwks_refresh_min_ms = 0; /* as many as anybody asks for */
     start_with_url();
     serve_keys(both, 2); /* new keys, though not the one that is looked for */
-    buf_init(&token);
     forge_token(&old_key, "{\"alg\":\"ES256\",\"kid\":\"third\"}", "{\"exp\":1700000060}", &token);
     assert_int_equal(rig_ask_token(&rig, buf_str(&token)), AUTH_DENIED);
     assert_int_equal(tiny_server_count(server), 2);
@@ -157,11 +153,10 @@ static void a_url_that_is_down_keeps_the_last_good_keys(void **state)
     start_with_url();
     assert_int_equal(rig_ask_token(&rig, buf_str(&old_token)), AUTH_ALLOWED);
     for (size_t i = 0; i < sizeof(ROWS) / sizeof(ROWS[0]); i++) {
-        struct buf token;
+        struct buf token = {0};
         char header[64];
 
         tiny_server_say(server, ROWS[i].status, "", str_from(ROWS[i].body));
-        buf_init(&token);
         snprintf(header, sizeof(header), "{\"alg\":\"ES256\",\"kid\":\"row-%zu\"}", i);
         forge_token(&old_key, header, "{\"exp\":1700000060}", &token);
         assert_int_equal(rig_ask_token(&rig, buf_str(&token)), AUTH_DENIED);

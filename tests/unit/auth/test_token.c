@@ -29,8 +29,7 @@ static enum auth_reason verify(struct str token)
 
 static enum auth_reason verify_forged(const struct forge_key *key, const char *header, const char *claims)
 {
-    struct buf token;
-    buf_init(&token);
+    struct buf token = {0};
     forge_token(key, header, claims, &token);
     enum auth_reason reason = verify(buf_str(&token));
     buf_deinit(&token);
@@ -67,9 +66,8 @@ static struct auth_keyset *set_of_one(const char *jwk)
 {
     struct auth_keyset *one = auth_keyset_create();
     struct error error;
-    struct buf text;
+    struct buf text = {0};
 
-    buf_init(&text);
     buf_printf(&text, "{\"keys\":[%s]}", jwk);
     assert_int_equal(auth_keyset_add_jwks(one, buf_str(&text), "rfc", &error), STATUS_OK);
     buf_deinit(&text);
@@ -212,10 +210,9 @@ static void an_algorithm_that_is_not_allowed_is_refused_though_its_key_is_there(
     (void)state;
     struct auth_checks only_rs256 = checks;
     struct auth_claims claims;
-    struct buf token;
+    struct buf token = {0};
 
     only_rs256.algorithms = 1u << AUTH_RS256;
-    buf_init(&token);
     forge_token(&keys[AUTH_EDDSA], "{\"alg\":\"EdDSA\"}", HONEST, &token);
     assert_int_equal(auth_token_verify(buf_str(&token), &only_rs256, set, NOW_S * 1000000, &arena, &claims),
                      AUTH_REASON_ALGORITHM);
@@ -231,10 +228,9 @@ static void check_confusion(struct str secret, const char *header, bool has_kid)
     struct auth_keyset *fooled = auth_keyset_create();
     struct auth_claims claims;
     struct error error;
-    struct buf token;
+    struct buf token = {0};
     size_t len = 0;
 
-    buf_init(&token);
     auth_base64url_encode(str_from(header), &token);
     buf_put_char(&token, '.');
     auth_base64url_encode(STR(HONEST), &token);
@@ -259,12 +255,11 @@ static void a_public_key_is_never_an_hmac_secret(void **state)
         BIO *pem = BIO_new(BIO_s_mem());
         unsigned char *der = NULL;
         char *pem_text, header[64];
-        struct buf jwk;
+        struct buf jwk = {0};
 
         PEM_write_bio_PUBKEY(pem, keys[i].pkey);
         long pem_len = BIO_get_mem_data(pem, &pem_text);
         int der_len = i2d_PUBKEY(keys[i].pkey, &der);
-        buf_init(&jwk);
         forge_jwk(&keys[i], &jwk);
         snprintf(header, sizeof(header), "{\"alg\":\"HS256\",\"kid\":\"%s\"}", keys[i].kid);
         const char *const headers[] = {"{\"alg\":\"HS256\"}", header};
@@ -284,10 +279,8 @@ static void a_public_key_is_never_an_hmac_secret(void **state)
 static void shapes_that_are_no_compact_jws(void **state)
 {
     (void)state;
-    struct buf token, bent;
+    struct buf token = {0}, bent = {0};
 
-    buf_init(&token);
-    buf_init(&bent);
     forge_token(&keys[AUTH_EDDSA], "{\"alg\":\"EdDSA\"}", HONEST, &token);
     struct str good = buf_str(&token);
     assert_int_equal(verify(good), AUTH_REASON_VALID);
@@ -322,9 +315,8 @@ static void shapes_that_are_no_compact_jws(void **state)
 static void any_changed_byte_is_noticed(void **state)
 {
     (void)state;
-    struct buf token;
+    struct buf token = {0};
 
-    buf_init(&token);
     for (int i = 0; i < AUTH_ALGORITHMS; i++) {
         char header[64];
         snprintf(header, sizeof(header), "{\"alg\":\"%s\"}", auth_algorithm_name((enum auth_algorithm)i));
@@ -343,9 +335,8 @@ static void any_changed_byte_is_noticed(void **state)
 static void a_token_over_the_limit_is_refused_unread(void **state)
 {
     (void)state;
-    struct buf claims;
+    struct buf claims = {0};
 
-    buf_init(&claims);
     buf_printf(&claims, "{\"exp\":1700000060,\"pad\":\"");
     for (int i = 0; i < 8000; i++)
         buf_put_char(&claims, 'x');
@@ -359,8 +350,7 @@ static void a_token_over_the_limit_is_refused_unread(void **state)
 
 static void verify_es256_raw(const unsigned char *signature, size_t len)
 {
-    struct buf token;
-    buf_init(&token);
+    struct buf token = {0};
     auth_base64url_encode(STR("{\"alg\":\"ES256\"}"), &token);
     buf_put_char(&token, '.');
     auth_base64url_encode(STR(HONEST), &token);
@@ -402,11 +392,10 @@ static void a_der_signature_is_not_es256(void **state)
     (void)state;
     struct str message = STR("m");
     struct forge_key as_rsa = keys[AUTH_ES256]; /* signs by ECDSA and leaves the DER alone */
-    struct buf der;
+    struct buf der = {0};
     const struct auth_key *found[AUTH_CANDIDATES_MAX];
 
     as_rsa.algorithm = AUTH_RS256;
-    buf_init(&der);
     forge_signature(&as_rsa, message, &der);
     assert_int_equal(auth_keyset_candidates(set, AUTH_ES256, STR("ES256"), found), 1);
     assert_false(auth_signature_verify(found[0], message, buf_str(&der)));
@@ -420,8 +409,7 @@ static void a_valid_signature_with_a_tail_is_no_signature(void **state)
 
     for (int i = 0; i < AUTH_ALGORITHMS; i++) {
         const struct auth_key *found[AUTH_CANDIDATES_MAX];
-        struct buf signature;
-        buf_init(&signature);
+        struct buf signature = {0};
         forge_signature(&keys[i], message, &signature);
         assert_int_equal(auth_keyset_candidates(set, (enum auth_algorithm)i, str_from(keys[i].kid), found),
                          1);
@@ -437,11 +425,10 @@ static void es256_signatures_with_leading_zeros_verify(void **state)
 {
     (void)state;
     const struct auth_key *found[AUTH_CANDIDATES_MAX];
-    struct buf signature;
+    struct buf signature = {0};
     char message[16];
 
     assert_int_equal(auth_keyset_candidates(set, AUTH_ES256, STR("ES256"), found), 1);
-    buf_init(&signature);
     for (int i = 0; i < 600; i++) {
         snprintf(message, sizeof(message), "m%d", i);
         buf_clear(&signature);
@@ -476,7 +463,7 @@ static int make_keys(void **state)
         all[i] = &keys[i];
     }
     set = forge_keyset(all, AUTH_ALGORITHMS);
-    arena_init(&arena, 65536);
+    arena = ARENA(65536);
     return 0;
 }
 

@@ -153,9 +153,8 @@ static void loops_workers_and_reloads_get_along(void **state)
     rig.group = loop_group_create(LOOPS, 100);
     rig_start(&rig);
     for (int i = 0; i < TOKENS; i++) {
-        struct buf token;
-        buf_init(&token);
-        buf_init(&headers[i]);
+        struct buf token = {0};
+        headers[i] = (struct buf){0};
         forge_honest(&key, RIG_NOW_S + 1000 + i, &token);
         buf_printf(&headers[i], "Bearer %.*s", STR_ARG(buf_str(&token)));
         buf_deinit(&token);

@@ -11,10 +11,9 @@
 static void allocations_are_aligned_and_apart(void **state)
 {
     (void)state;
-    struct arena arena;
+    struct arena arena = ARENA(1024);
     unsigned char *memory[300];
 
-    arena_init(&arena, 1024);
     assert_null(arena.first);
     for (unsigned i = 0; i < 300; i++) {
         memory[i] = arena_alloc(&arena, i * 7);
@@ -30,9 +29,8 @@ static void allocations_are_aligned_and_apart(void **state)
 static void reset_reuses_the_first_block(void **state)
 {
     (void)state;
-    struct arena arena;
+    struct arena arena = ARENA(1024);
 
-    arena_init(&arena, 1024);
     arena_reset(&arena);
     void *first = arena_alloc(&arena, 100);
     for (int i = 0; i < 100; i++)
@@ -50,9 +48,8 @@ static void reset_reuses_the_first_block(void **state)
 static void a_big_one_leaves_the_block_to_the_small(void **state)
 {
     (void)state;
-    struct arena arena;
+    struct arena arena = ARENA(1024);
 
-    arena_init(&arena, 1024);
     char *before = arena_alloc(&arena, 16);
     (void)arena_alloc(&arena, 5000);
     char *after = arena_alloc(&arena, 16);
@@ -63,9 +60,8 @@ static void a_big_one_leaves_the_block_to_the_small(void **state)
 static void zeroed_even_after_reset(void **state)
 {
     (void)state;
-    struct arena arena;
+    struct arena arena = ARENA(1024);
 
-    arena_init(&arena, 1024);
     memset(arena_alloc(&arena, 500), 'x', 500);
     arena_reset(&arena);
     unsigned char *zeroed = arena_zalloc(&arena, 500);
@@ -77,9 +73,8 @@ static void zeroed_even_after_reset(void **state)
 static void texts_end_in_nul(void **state)
 {
     (void)state;
-    struct arena arena;
+    struct arena arena = ARENA(1024);
 
-    arena_init(&arena, 1024);
     struct str copy = arena_str(&arena, str_of("abcdef", 3)), empty = arena_str(&arena, STR_NONE);
     struct str printed = arena_printf(&arena, "%s-%d", "x", 12), none = arena_printf(&arena, "%s", "");
     assert_string_equal(copy.ptr, "abc");

@@ -22,9 +22,8 @@ static void assert_content(const struct buf *buf, struct str expected)
 static void an_empty_buffer_holds_nothing(void **state)
 {
     (void)state;
-    struct buf buf;
+    struct buf buf = {0};
 
-    buf_init(&buf);
     buf_put(&buf, NULL, 0);
     buf_put_str(&buf, STR_NONE);
     assert_content(&buf, STR(""));
@@ -37,9 +36,8 @@ static void an_empty_buffer_holds_nothing(void **state)
 static void appending(void **state)
 {
     (void)state;
-    struct buf buf;
+    struct buf buf = {0};
 
-    buf_init(&buf);
     buf_put(&buf, "ab", 2);
     buf_put_char(&buf, '-');
     buf_put_u64(&buf, 0);
@@ -56,9 +54,8 @@ static void appending(void **state)
 static void a_long_printf_fits(void **state)
 {
     (void)state;
-    struct buf buf;
+    struct buf buf = {0};
 
-    buf_init(&buf);
     buf_printf(&buf, "%*d", 100000, 1);
     assert_int_equal(buf_len(&buf), 100000);
     assert_int_equal(buf.data[99999], '1');
@@ -69,10 +66,9 @@ static void a_long_printf_fits(void **state)
 static void consuming_keeps_order_and_memory(void **state)
 {
     (void)state;
-    struct buf buf;
+    struct buf buf = {0};
     unsigned char in = 0, out = 0;
 
-    buf_init(&buf);
     for (unsigned round = 0; round < 5000; round++) {
         for (unsigned i = 0; i < 1 + round % 37; i++)
             buf_put_char(&buf, (char)in++);
@@ -90,9 +86,8 @@ static void consuming_keeps_order_and_memory(void **state)
 static void reserve_and_commit(void **state)
 {
     (void)state;
-    struct buf buf;
+    struct buf buf = {0};
 
-    buf_init(&buf);
     buf_put(&buf, "head", 4);
     memset(buf_reserve(&buf, 5000), 'x', 5000);
     buf_commit(&buf, 3);
@@ -122,9 +117,8 @@ static void doubles_are_short_and_exact(void **state)
                  {NAN, "NaN"},
                  {123456789, "123456789"}};
     static const double exact[] = {DBL_MAX, DBL_MIN, DBL_EPSILON, 4.9e-324, 1.0 / 3, 9007199254740993.0};
-    struct buf buf;
+    struct buf buf = {0};
 
-    buf_init(&buf);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         buf_clear(&buf);
         buf_put_double(&buf, cases[i].value);

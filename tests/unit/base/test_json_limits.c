@@ -33,9 +33,8 @@ static struct str nested(struct buf *buf, const char *open, const char *close, u
 static void depth_is_bounded_C6(void **state)
 {
     (void)state;
-    struct buf buf;
+    struct buf buf = {0};
 
-    buf_init(&buf);
     assert_true(accepts(STR("1"), 0));
     assert_false(accepts(STR("[]"), 0));
     assert_true(accepts(nested(&buf, "[", "]", 64), 64));
@@ -136,10 +135,9 @@ static void a_number_that_is_too_long_is_named(void **state)
 /* A text of `count` numbers that become a thousand digits each. */
 static bool takes_many(size_t count, bool is_stored)
 {
-    struct buf text;
+    struct buf text = {0};
     struct json_value value;
 
-    buf_init(&text);
     buf_put_char(&text, '[');
     for (size_t i = 0; i < count; i++)
         buf_put_str(&text, i ? STR(",1e999") : STR("1e999"));

@@ -26,11 +26,10 @@ static enum status read_body(struct str body, struct str *texts, struct buf *oth
 static void texts_are_unescaped_and_the_rest_is_kept_as_it_came(void **state)
 {
     (void)state;
-    struct arena arena;
+    struct arena arena = ARENA(256);
     struct buf others = {0};
     struct str texts[4];
     struct error error;
-    arena_init(&arena, 256);
     assert_int_equal(
         read_body(
             STR(" { \"size\" : 1.50 ,\"sku\":\"\\u0041\xc3\xa9\xf0\x9f\x98\x80 \", \"\\u0062\": [ 1 ,2],"
@@ -72,11 +71,10 @@ static void what_is_wrong_is_refused_by_name(void **state)
         {STR(""), ""},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
-        struct arena arena;
+        struct arena arena = ARENA(256);
         struct buf others = {0};
         struct str texts[4];
         struct error error;
-        arena_init(&arena, 256);
         assert_int_equal(read_body(cases[i].body, texts, &others, &arena, &error), STATUS_BAD_REQUEST);
         assert_string_equal(error.field, cases[i].field);
         assert_int_not_equal(error.message[0], '\0');
@@ -88,10 +86,9 @@ static void what_is_wrong_is_refused_by_name(void **state)
 static void strangers_are_refused_where_nobody_keeps_them(void **state)
 {
     (void)state;
-    struct arena arena;
+    struct arena arena = ARENA(256);
     struct str texts[4];
     struct error error;
-    arena_init(&arena, 256);
     assert_int_equal(
         read_body(STR("{\"sku\":\"a\",\"title\":\"t\",\"extra\":1}"), texts, NULL, &arena, &error),
         STATUS_BAD_REQUEST);

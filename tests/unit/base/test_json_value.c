@@ -101,9 +101,8 @@ static void duplicates_are_found_by_meaning(void **state)
     static const struct str without[] = {
         STR("{}"),    STR("{\"a\":1}"),       STR("{\"a\":1,\"A\":2}"), STR("{\"a\":{\"a\":1}}"),
         STR("[1,1]"), STR("{\"\":1,\" \":2}")};
-    struct arena arena;
+    struct arena arena = ARENA(1024);
 
-    arena_init(&arena, 1024);
     for (size_t i = 0; i < COUNT(with); i++) {
         struct json_value value = parsed(with[i]);
         assert_true(json_has_duplicates(&value, &arena));
@@ -118,11 +117,9 @@ static void duplicates_are_found_by_meaning(void **state)
 static void duplicates_among_many(void **state)
 {
     (void)state;
-    struct arena arena;
-    struct buf buf;
+    struct arena arena = ARENA(4096);
+    struct buf buf = {0};
 
-    arena_init(&arena, 4096);
-    buf_init(&buf);
     buf_put_char(&buf, '{');
     for (unsigned i = 0; i < 10000; i++)
         buf_printf(&buf, "%s\"k%u\":0", i ? "," : "", i);
@@ -154,9 +151,8 @@ static const struct {
 static void strings_mean_what_their_escapes_say(void **state)
 {
     (void)state;
-    struct arena arena;
+    struct arena arena = ARENA(1024);
 
-    arena_init(&arena, 1024);
     for (size_t i = 0; i < COUNT(strings); i++) {
         struct str decoded = json_str_decode(strings[i].raw, &arena);
         assert_true(str_eq(decoded, strings[i].text));
@@ -173,9 +169,8 @@ static void a_string_without_escapes_is_not_copied(void **state)
 {
     (void)state;
     struct str raw = STR("\"plain\"");
-    struct arena arena;
+    struct arena arena = ARENA(1024);
 
-    arena_init(&arena, 1024);
     assert_ptr_equal(json_str_decode(raw, &arena).ptr, raw.ptr + 1);
     assert_null(arena.first);
     arena_deinit(&arena);
@@ -197,9 +192,8 @@ static void texts_are_strings_only(void **state)
 {
     (void)state;
     struct json_value object = parsed(STR("{\"a\":\"x\\ny\",\"empty\":\"\",\"n\":1}")), value;
-    struct arena arena;
+    struct arena arena = ARENA(256);
 
-    arena_init(&arena, 256);
     assert_true(str_eq(json_get_text(&object, STR("a"), &arena), STR("x\ny")));
     assert_non_null(json_get_text(&object, STR("empty"), &arena).ptr);
     assert_null(json_get_text(&object, STR("n"), &arena).ptr);
@@ -259,9 +253,8 @@ static void unvalidated_bytes_stay_in_bounds(void **state)
     static const struct str odd[] = {STR("{\"a"), STR("{\"a\\"), STR("{\"a\":"),   STR("[\"\\u00"),
                                      STR("[[["),  STR("[1,,"),   STR("{1}"),       STR("{"),
                                      STR("[}]"),  STR("[:"),     STR("[\"\x01\"]")};
-    struct arena arena;
+    struct arena arena = ARENA(1024);
 
-    arena_init(&arena, 1024);
     for (size_t i = 0; i < COUNT(odd); i++) {
         struct json_value value = json_value_of(odd[i]), member;
         struct json_iter it;

@@ -10,9 +10,8 @@
 
 static void assert_written(struct str text, struct str expected)
 {
-    struct buf buf;
+    struct buf buf = {0};
 
-    buf_init(&buf);
     json_put_string(&buf, text);
     assert_int_equal(buf_len(&buf), expected.len);
     assert_true(str_eq(buf_str(&buf), expected));
@@ -44,11 +43,9 @@ static void invalid_utf8_becomes_the_replacement(void **state)
 static void every_byte_comes_back(void **state)
 {
     (void)state;
-    struct buf buf;
-    struct arena arena;
+    struct buf buf = {0};
+    struct arena arena = ARENA(1024);
 
-    arena_init(&arena, 1024);
-    buf_init(&buf);
     for (int c = 0; c < 128; c++) {
         for (size_t at = 0; at < 40; at++) {
             char text[40];
@@ -70,9 +67,8 @@ static void every_byte_comes_back(void **state)
 static void members_bring_their_commas(void **state)
 {
     (void)state;
-    struct buf buf;
+    struct buf buf = {0};
 
-    buf_init(&buf);
     buf_put_char(&buf, '{');
     json_put_member_str(&buf, "s", STR("a\"{"));
     json_put_member_i64(&buf, "min", INT64_MIN);

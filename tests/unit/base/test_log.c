@@ -72,14 +72,13 @@ static void assert_member(const struct json_value *line, const char *name, const
 static void a_line_is_one_object_with_its_fields_in_order(void **state)
 {
     (void)state;
-    struct arena arena;
+    struct arena arena = ARENA(4096);
     struct json_iter it;
     struct json_value value;
     struct str name;
     int64_t now;
     static const char *const names[] = {"ts", "level", "event", "dictCode", "version", "took", "ok", "odd"};
 
-    arena_init(&arena, 4096);
     log_warn("dictionary_loaded", LOG_STR("dictCode", STR("A\"\n")), LOG_INT("version", INT64_MIN),
              LOG_DOUBLE("took", 0.25), LOG_BOOL("ok", true), LOG_STR("empty", STR("")),
              LOG_CSTR("none", NULL), LOG_DOUBLE("odd", NAN));
@@ -105,10 +104,9 @@ static void a_line_is_one_object_with_its_fields_in_order(void **state)
 static void an_errors_fields(void **state)
 {
     (void)state;
-    struct arena arena;
+    struct arena arena = ARENA(4096);
     struct error error;
 
-    arena_init(&arena, 4096);
     (void)error_set(&error, STATUS_DB_DOWN, "refused");
     log_error("db_lost", LOG_ERROR_FIELDS(&error));
     struct json_value line = only_line(&arena), value;
@@ -121,9 +119,8 @@ static void an_errors_fields(void **state)
 static void levels_below_the_least_are_silent(void **state)
 {
     (void)state;
-    struct arena arena;
+    struct arena arena = ARENA(4096);
 
-    arena_init(&arena, 4096);
     log_debug("quiet");
     log_set_level(LOG_LEVEL_ERROR);
     log_info("quiet");
@@ -141,12 +138,11 @@ static void a_long_value_is_cut_between_characters(void **state)
 {
     (void)state;
     static char text[20000];
-    struct arena arena;
+    struct arena arena = ARENA(4096);
     struct json_value value;
 
     for (size_t i = 0; i + 3 <= sizeof(text); i += 3)
         memcpy(text + i, "\xE2\x82\xAC", 3);
-    arena_init(&arena, 4096);
     log_info("long", LOG_STR("text", str_of(text, sizeof(text))), LOG_INT("after", 1));
     struct json_value line = only_line(&arena);
     assert_true(json_get(&line, STR("text"), &value));
@@ -161,11 +157,10 @@ static void a_line_never_outgrows_its_buffer(void **state)
 {
     (void)state;
     static char text[9000], name[9000];
-    struct arena arena;
+    struct arena arena = ARENA(4096);
 
     memset(text, 1, sizeof(text));
     memset(name, 'n', sizeof(name) - 1);
-    arena_init(&arena, 4096);
     log_info("stuffed", LOG_STR("a", str_of(text, sizeof(text))), LOG_STR("b", str_of(text, sizeof(text))),
              LOG_STR("c", str_of(text, sizeof(text))), LOG_STR("d", str_of(text, 700)), LOG_INT(name, 1),
              LOG_STR(name, STR("v")), LOG_INT(name, 2), LOG_INT(name, 3), LOG_STR("e", str_of(text, 2000)),
@@ -181,11 +176,10 @@ static void a_line_fits_to_the_byte(void **state)
 {
     (void)state;
     static char text[8192];
-    struct arena arena;
+    struct arena arena = ARENA(65536);
     size_t longest = 0;
 
     memset(text, 'x', sizeof(text));
-    arena_init(&arena, 65536);
     for (size_t len = sizeof(text) - 200; len <= sizeof(text); len++) {
         struct str full = str_of(text, sizeof(text)), last = str_of(text, len);
         assert_int_equal(ftruncate(log_file, 0), 0);
@@ -227,7 +221,7 @@ static void lines_of_threads_do_not_mix(void **state)
     (void)state;
     pthread_t threads[4];
     static const char letters[] = "abcd";
-    struct arena arena;
+    struct arena arena = ARENA(4096);
     struct str line;
     unsigned lines = 0;
 
@@ -237,7 +231,6 @@ static void lines_of_threads_do_not_mix(void **state)
         assert_int_equal(pthread_create(&threads[i], NULL, write_many, (void *)(uintptr_t)&letters[i]), 0);
     for (int i = 0; i < 4; i++)
         pthread_join(threads[i], NULL);
-    arena_init(&arena, 4096);
     struct str rest = logged(&arena);
     while (str_split(&rest, '\n', &line) && line.len > 0) {
         struct json_value value, text;

@@ -16,12 +16,10 @@
 /* The lines of one family, from its HELP to the next. */
 static char *printed(const char *name)
 {
-    struct buf out, wanted;
+    struct buf out = {0}, wanted = {0};
     struct str rest, line;
     bool inside = false;
 
-    buf_init(&out);
-    buf_init(&wanted);
     metrics_print(&out);
     rest = buf_str(&out);
     while (str_split(&rest, '\n', &line)) {

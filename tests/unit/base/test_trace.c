@@ -98,9 +98,8 @@ static void the_text_of_none_is_none(void **state)
     (void)state;
     struct trace trace = {0};
     char out[TRACE_PARENT_BYTES];
-    struct arena arena;
+    struct arena arena = ARENA(256);
 
-    arena_init(&arena, 256);
     assert_null(trace_text(&trace, &arena).ptr);
     trace_start(&trace);
     trace_format(&trace, out);

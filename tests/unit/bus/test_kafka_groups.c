@@ -114,8 +114,7 @@ static void test_the_lag_is_shown(void **state)
         publish(&process, "lag", "k", i);
     int64_t limit_ns = clock_deadline_ms(PATIENCE_MS);
     while (!shown && clock_mono_ns() < limit_ns) {
-        struct buf text;
-        buf_init(&text);
+        struct buf text = {0};
         metrics_print(&text);
         buf_put_char(&text, '\0');
         shown = strstr(buf_str(&text).ptr, "kafka_consumer_lag{topic=\"lag\",group=\"group\"} 3\n") != NULL;

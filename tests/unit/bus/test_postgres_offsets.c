@@ -13,9 +13,8 @@ static void hold(struct recorder *recorder, struct bus_batch *batch)
 
 static void assert_metric(const char *line)
 {
-    struct buf text;
+    struct buf text = {0};
 
-    buf_init(&text);
     metrics_print(&text);
     buf_put_char(&text, '\0');
     bool there = strstr(buf_str(&text).ptr, line) != NULL;

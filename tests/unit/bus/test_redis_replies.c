@@ -82,8 +82,7 @@ static void test_addresses_of_nodes(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct redis_parser parser;
         struct redis_address address;
-        struct arena arena;
-        arena_init(&arena, 4096);
+        struct arena arena = ARENA(4096);
         redis_parser_init(&parser, 1 << 20);
         const struct redis_reply *reply = parse(&parser, &arena, rows[i].reply);
         assert_non_null(reply);
@@ -105,10 +104,9 @@ static void test_replies_are_bounded(void **state)
     };
     for (size_t i = 0; i < sizeof large / sizeof large[0]; i++) {
         struct redis_parser parser;
-        struct arena arena;
+        struct arena arena = ARENA(4096);
         const struct redis_reply *reply;
         struct error error;
-        arena_init(&arena, 4096);
         redis_parser_init(&parser, 20000);
         redis_parser_feed(&parser, large[i]);
         assert_int_equal(redis_parser_next(&parser, &arena, &reply, &error), STATUS_IO);
@@ -125,8 +123,7 @@ static void test_entries_are_messages(void **state)
     (void)state;
     struct redis_parser parser;
     struct redis_entries entries;
-    struct arena arena;
-    arena_init(&arena, 4096);
+    struct arena arena = ARENA(4096);
     redis_parser_init(&parser, 1 << 20);
     const struct redis_reply *reply = parse(
         &parser, &arena,

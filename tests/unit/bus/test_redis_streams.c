@@ -14,9 +14,8 @@ static unsigned where(const char *stream)
 
 static bool has_metric(const char *line)
 {
-    struct buf text;
+    struct buf text = {0};
 
-    buf_init(&text);
     metrics_print(&text);
     buf_put_char(&text, '\0');
     bool there = strstr(buf_str(&text).ptr, line) != NULL;

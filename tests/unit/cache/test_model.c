@@ -79,10 +79,9 @@ static void change(struct cache_builder *builder, struct model *model, uint64_t 
 
 static void check_record(const struct cache_record *record, size_t at, uint32_t value, struct buf *scratch)
 {
-    struct buf body;
+    struct buf body = {0};
     struct str payload = payload_of(value, scratch);
 
-    buf_init(&body);
     buf_put_str(&body, STR("{\"key\":"));
     json_put_string(&body, key_strs[at]);
     buf_printf(&body, ",\"payload\":%.*s}", STR_ARG(payload));
@@ -211,9 +210,8 @@ static void run(uint64_t seed)
 {
     static struct held held[HELD];
     uint64_t random = seed;
-    struct buf scratch;
+    struct buf scratch = {0};
 
-    buf_init(&scratch);
     for (size_t i = 0; i < HELD; i++)
         held[i] = (struct held){.snapshot = cache_builder_finish(cache_builder_create(NULL, 0), 0)};
     for (int64_t version = 1; version <= ROUNDS; version++) {
@@ -241,10 +239,9 @@ static void a_line_of_versions_matches_the_model(void **state)
 {
     static struct held now;
     uint64_t random = 77;
-    struct buf scratch;
+    struct buf scratch = {0};
 
     (void)state;
-    buf_init(&scratch);
     now = (struct held){.snapshot = cache_builder_finish(cache_builder_create(NULL, 0), 0)};
     for (int64_t version = 1; version <= 600; version++) {
         struct cache_snapshot *old = now.snapshot;

@@ -35,8 +35,7 @@ static void test_every_type_is_bound(void **state)
     static const struct db_statement statement =
         DB_STATEMENT("SELECT $1, $2->>'a', $3, $4, $5[1], $5[2] IS NULL, $6, $7, $8, $9, $10");
     struct db_result *result;
-    struct buf array;
-    buf_init(&array);
+    struct buf array = {0};
     db_array_begin(&array);
     db_array_put(&array, STR("x,\"y\""));
     db_array_put(&array, STR("NULL"));
@@ -355,10 +354,9 @@ static void test_describe_lists_columns(void **state)
     static const struct db_name names[] = {{"tenantId", DB_TEXT}, {NULL, DB_TEXT}};
     struct db_statement statement;
     struct db_column columns[DB_COLUMNS_MAX];
-    struct arena arena;
+    struct arena arena = ARENA(1024);
     unsigned count;
     size_t offset, position;
-    arena_init(&arena, 1024);
     struct str sql = STR("SELECT :tenantId AS k, '{}'::jsonb AS v, '1'::json");
     assert_ok(db_sql_compile(sql, names, &arena, &statement, &offset, NULL));
     assert_ok(db_describe(conn, &statement, columns, &count, soon(), &position, NULL));
@@ -378,10 +376,9 @@ static void test_describe_points_into_the_template(void **state)
     struct db_statement statement;
     struct db_column columns[DB_COLUMNS_MAX];
     struct error error = {0};
-    struct arena arena;
+    struct arena arena = ARENA(1024);
     unsigned count;
     size_t offset, position;
-    arena_init(&arena, 1024);
     const char *sql = "SELECT '\xe2\x82\xac', :tenantId, nope FROM pg_class";
     assert_ok(db_sql_compile(str_from(sql), names, &arena, &statement, &offset, NULL));
     assert_int_equal(db_describe(conn, &statement, columns, &count, soon(), &position, &error),

@@ -111,8 +111,7 @@ static const struct wrong {
 static void test_what_compiles(void **state)
 {
     (void)state;
-    struct arena arena;
-    arena_init(&arena, 1024);
+    struct arena arena = ARENA(1024);
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         struct db_statement statement;
         struct error error = {0};
@@ -132,8 +131,7 @@ static void test_what_compiles(void **state)
 static void test_what_is_refused(void **state)
 {
     (void)state;
-    struct arena arena;
-    arena_init(&arena, 1024);
+    struct arena arena = ARENA(1024);
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         struct db_statement statement;
         struct error error = {0};
@@ -158,8 +156,7 @@ static struct db_statement compiled(struct arena *arena, const char *sql)
 static void test_types_and_rows_follow_the_names(void **state)
 {
     (void)state;
-    struct arena arena;
-    arena_init(&arena, 1024);
+    struct arena arena = ARENA(1024);
     struct db_statement s = compiled(&arena, "SELECT :payload, :key, :eventVersion, :payload, :keys");
     assert_int_equal(s.param_count, 4);
     assert_int_equal(s.types[0], DB_JSONB);
@@ -181,12 +178,10 @@ static void test_too_many_parameters(void **state)
     struct db_name many[DB_PARAMS_MAX + 2] = {{0}};
     struct db_statement statement;
     struct error error = {0};
-    struct arena arena;
-    struct buf sql;
+    struct arena arena = ARENA(1024);
+    struct buf sql = {0};
     size_t offset;
 
-    buf_init(&sql);
-    arena_init(&arena, 1024);
     buf_printf(&sql, "SELECT 1");
     for (int i = 0; i <= DB_PARAMS_MAX; i++) {
         snprintf(texts[i], sizeof texts[i], "p%d", i);
@@ -203,8 +198,7 @@ static void test_too_many_parameters(void **state)
 /* Where PostgreSQL points in the compiled text, the writer looks for in the template: at the same `mark`. */
 static void check_offset(const char *sql, const char *mark, size_t template_at)
 {
-    struct arena arena;
-    arena_init(&arena, 1024);
+    struct arena arena = ARENA(1024);
     struct db_statement s = compiled(&arena, sql);
     const char *found = strstr(s.text.ptr, mark);
     assert_non_null(found);
@@ -230,8 +224,7 @@ static void test_positions_map_back_to_the_template(void **state)
 static void test_positions_out_of_range_stay_inside(void **state)
 {
     (void)state;
-    struct arena arena;
-    arena_init(&arena, 1024);
+    struct arena arena = ARENA(1024);
     const char *sql = "SELECT :key";
     struct db_statement s = compiled(&arena, sql);
     assert_int_equal(db_statement_offset(&s, str_from(sql), 0), 0);
@@ -244,8 +237,7 @@ static void test_positions_out_of_range_stay_inside(void **state)
 static void test_array_literals_are_escaped(void **state)
 {
     (void)state;
-    struct buf out;
-    buf_init(&out);
+    struct buf out = {0};
     db_array_begin(&out);
     db_array_end(&out);
     assert_true(str_eq(buf_str(&out), STR("{}")));

@@ -241,11 +241,10 @@ static void a_stream_cut_short_is_an_error(void **state)
 static void dots_in_a_path_are_sent_as_they_are(void **state)
 {
     (void)state;
-    struct buf url;
+    struct buf url = {0};
     struct fetch_answer answer;
     struct error error;
 
-    buf_init(&url);
     buf_printf(&url, "%s/a/../.", tiny_server_url(server));
     struct fetch_request request = request_to(tiny_server_url(server));
     request.url = buf_str(&url);

@@ -41,9 +41,8 @@ static bool request_is_whole(const struct buf *request)
 
 static void serve(struct tiny_server *server, int fd)
 {
-    struct buf request;
+    struct buf request = {0};
 
-    buf_init(&request);
     while (!request_is_whole(&request) && readable(server, fd)) {
         ssize_t got = recv(fd, buf_reserve(&request, 4096), 4096, 0);
         if (got <= 0)

@@ -222,7 +222,7 @@ int ledger_rig_start(void **state)
     target.connections_max = THREADS;
     target.fixed_plans = true;
     target.statement_timeout_ms = PATIENCE_MS;
-    arena_init(&arena, 4096);
+    arena = ARENA(4096);
     if (db_pool_create(&target, &pool, &error) == STATUS_OK &&
         db_migrate(pool, "hydration", hydration_migrations, clock_deadline_ms(PATIENCE_MS), NULL, &error) ==
             STATUS_OK)

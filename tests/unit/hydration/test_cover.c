@@ -40,8 +40,7 @@ static void fields_beside_another_mode_count_for_nothing(void **state)
 
 static void check_cut(const struct hydration_cover *cover, const char *expected)
 {
-    struct buf out;
-    buf_init(&out);
+    struct buf out = {0};
     hydration_cover_cut(cover, STR("{ \"a\" : [1, {\"b\":2}] ,\"\\u0062\":\"x\",\"z\":0.10}"), &out);
     assert_int_equal(buf_len(&out), strlen(expected));
     assert_memory_equal(buf_str(&out).ptr, expected, strlen(expected));

@@ -28,7 +28,7 @@ static struct arena arena;
 static int set_up(void **state)
 {
     (void)state;
-    arena_init(&arena, 4096);
+    arena = ARENA(4096);
     return 0;
 }
 
@@ -131,8 +131,7 @@ static void what_no_schema_can_say_is_refused(void **state)
 
 static struct str updated_of(size_t id_chars, size_t data_bytes)
 {
-    struct buf out;
-    buf_init(&out);
+    struct buf out = {0};
     buf_put_str(&out, STR("{\"entity_type\":\"item\",\"source_module\":\"m\",\"entity_id\":\""));
     for (size_t i = 0; i < id_chars; i++)
         buf_put_str(&out, STR("\xd1\x8f"));
@@ -305,14 +304,13 @@ static void what_is_written_is_read_as_the_same(void **state)
                                            STR("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
                                    },
                                again;
-        struct buf out;
+        struct buf out = {0};
         if (event.has_cover)
             event.cover = (struct hydration_cover){(enum hydration_mode)(i / 3 % 3), fields, 2};
         if (event.kind != HYDRATION_EVENT_UNKNOWN)
             event.version = i;
         if (event.kind == HYDRATION_EVENT_NOT_FOUND && event.is_private)
             event.reason = HYDRATION_INACCESSIBLE;
-        buf_init(&out);
         unsigned count = hydration_event_put(&event, &arena, &out, headers);
         assert_int_equal(read_event(event.kind, buf_str(&out), headers, count, &again), STATUS_OK);
         check_same(&event, &again);
@@ -340,8 +338,7 @@ static void the_payload_has_the_seeds_members_and_no_others(void **state)
         "\"reason\":\"deleted_or_never_existed\"}",
     };
     for (int kind = 0; kind < HYDRATION_KINDS; kind++) {
-        struct buf out;
-        buf_init(&out);
+        struct buf out = {0};
         event.kind = (enum hydration_kind)kind;
         hydration_event_put(&event, &arena, &out, headers);
         buf_put_char(&out, '\0');

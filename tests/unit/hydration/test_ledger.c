@@ -51,8 +51,7 @@ static void *find_at_once(void *arg)
 {
     const struct hydration_policy policy = policy_of();
     unsigned *asked = arg;
-    struct arena own;
-    arena_init(&own, 1024);
+    struct arena own = ARENA(1024);
     for (int round = 0; round < 20; round++) {
         char id[24];
         snprintf(id, sizeof id, "k%d", round);

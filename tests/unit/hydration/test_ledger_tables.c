@@ -176,9 +176,8 @@ static unsigned held(const char *prefix)
 {
     struct hydration_ref *refs;
     struct error error = {0};
-    struct arena own;
+    struct arena own = ARENA(1024);
     size_t count = 0;
-    arena_init(&own, 1024);
     assert_int_equal(hydration_list_held(&(struct hydration){.config.pool = pool}, "item", STR("t"),
                                          str_from(prefix), clock_deadline_ms(PATIENCE_MS), &own, &refs,
                                          &count, &error),

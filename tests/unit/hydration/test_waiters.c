@@ -335,7 +335,7 @@ static bool is_back(void *arg)
 static void run_batch(struct batch_call *call)
 {
     pthread_t thread;
-    arena_init(&call->arena, 1024);
+    call->arena = ARENA(1024);
     atomic_init(&call->is_back, false);
     pthread_create(&thread, NULL, ask_batch, call);
     bool came_back = turn_until(is_back, call);

@@ -211,9 +211,8 @@ static void a_change_of_many_is_published_for_each_held_entity(void **state)
     (void)state;
     struct error error = {0};
     struct hydration_ref *held;
-    struct arena arena;
+    struct arena arena = ARENA(1024);
     size_t count = 0;
-    arena_init(&arena, 1024);
     assert_int_equal(hydration_list_held(&pods[0].engine, "item", STR("acme"), STR("held-"),
                                          clock_deadline_ms(RIG_PATIENCE_MS), &arena, &held, &count, &error),
                      STATUS_OK);

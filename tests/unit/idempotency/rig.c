@@ -116,11 +116,10 @@ struct call rig_call(const char *key)
 
 void rig_run(struct call *call)
 {
-    struct arena arena;
+    struct arena arena = ARENA(1024);
     struct db_statement statement;
     struct idempotency_outcome outcome = {0};
 
-    arena_init(&arena, 1024);
     if (call->effect)
         statement = db_statement_of(str_from(call->effect));
     else

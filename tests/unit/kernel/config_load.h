@@ -15,9 +15,8 @@ static inline struct config *loaded_from(const struct config_section *sections, 
 {
     struct config *config = NULL;
     struct error error = {0};
-    struct buf all;
+    struct buf all = {0};
 
-    buf_init(&all);
     if (config_load_text("t.yaml", str_from(yaml), sections, &config, &all, &error) != STATUS_OK)
         fail_msg("not loaded: %.*s", STR_ARG(buf_str(&all)));
     assert_int_equal(buf_len(&all), 0);
@@ -29,9 +28,8 @@ static inline void assert_lines(const struct config_section *sections, struct st
 {
     struct config *config = NULL;
     struct error error = {0};
-    struct buf all;
+    struct buf all = {0};
 
-    buf_init(&all);
     assert_int_equal(config_load_text("t.yaml", yaml, sections, &config, &all, &error), STATUS_CONFIG);
     buf_put_char(&all, '\0');
     assert_string_equal(all.data, lines);

@@ -5,9 +5,8 @@
 static void mistake(struct setting_row row, const char *expected)
 {
     struct setting_row rows[] = {row, {0}};
-    struct buf why;
+    struct buf why = {0};
 
-    buf_init(&why);
     bool right = config_check(rows, &why);
     buf_put_char(&why, '\0');
     assert_string_equal(why.data, expected);
@@ -57,9 +56,8 @@ static void names_stand_once(void **state)
 {
     (void)state;
     struct setting_row rows[] = {ROW(.type = SETTING_INT), ROW(.type = SETTING_BOOL), {0}};
-    struct buf why;
+    struct buf why = {0};
 
-    buf_init(&why);
     assert_false(config_check(rows, &why));
     assert_true(str_eq(buf_str(&why), STR("x: the name stands twice in its table")));
     buf_deinit(&why);

@@ -10,9 +10,8 @@ static void restarts(const struct config_section *sections, const char *before, 
                      const char *fields)
 {
     struct config *old = loaded_from(sections, before), *new = loaded_from(sections, after);
-    struct buf told;
+    struct buf told = {0};
 
-    buf_init(&told);
     config_each_restart(old, new, add_line, &told);
     buf_put_char(&told, '\0');
     assert_string_equal(told.data, fields);

@@ -6,12 +6,10 @@
 
 static void expands(const char *raw, const char *expected)
 {
-    struct arena arena;
+    struct arena arena = ARENA(1024);
     struct str out;
-    struct buf why;
+    struct buf why = {0};
 
-    arena_init(&arena, 1024);
-    buf_init(&why);
     if (!config_env_expand(&arena, str_from(raw), &out, &why))
         fail_msg("%s: %.*s", raw, STR_ARG(buf_str(&why)));
     if (!str_eq(out, str_from(expected)))
@@ -22,12 +20,10 @@ static void expands(const char *raw, const char *expected)
 
 static void refuses(const char *raw, const char *reason)
 {
-    struct arena arena;
+    struct arena arena = ARENA(1024);
     struct str out;
-    struct buf why;
+    struct buf why = {0};
 
-    arena_init(&arena, 1024);
-    buf_init(&why);
     assert_false(config_env_expand(&arena, str_from(raw), &out, &why));
     buf_put_char(&why, '\0');
     assert_string_equal(why.data, reason);
@@ -86,9 +82,8 @@ static void what_cannot_be_filled_in_is_refused(void **state)
 static void growth_is_bounded(void **state)
 {
     (void)state;
-    struct buf big;
+    struct buf big = {0};
 
-    buf_init(&big);
     for (int i = 0; i < 100000; i++)
         buf_put_char(&big, 'x');
     buf_put_char(&big, '\0');

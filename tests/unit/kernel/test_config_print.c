@@ -107,9 +107,8 @@ static const char page_text[] =
 static void prints(void (*print)(const struct config_section *sections, struct buf *out),
                    const char *expected)
 {
-    struct buf out;
+    struct buf out = {0};
 
-    buf_init(&out);
     print(sample_sections, &out);
     assert_null(memmem(out.data, out.end, "hunter2", 7)); /* the secret's default */
     buf_put_char(&out, '\0');
@@ -140,9 +139,8 @@ static void long_help_is_wrapped(void **state)
         {0},
     };
     static const struct config_section sections[] = {{"s", "Help.", rows, 1}, {0}};
-    struct buf out;
+    struct buf out = {0};
 
-    buf_init(&out);
     config_print_help(sections, &out);
     buf_put_char(&out, '\0');
     assert_string_equal(out.data,

@@ -124,8 +124,7 @@ static void bounds_are_inclusive_and_printed_in_units(void **state)
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct buf out;
-        buf_init(&out);
+        struct buf out = {0};
         config_value_put_bounds(&cases[i].row, &out);
         buf_put_char(&out, '\0');
         assert_string_equal(out.data, cases[i].text);

@@ -162,10 +162,8 @@ static void twenty_errors_are_told_and_the_rest_counted(void **state)
 {
     (void)state;
     struct config *config = NULL;
-    struct buf yaml, all;
+    struct buf yaml = {0}, all = {0};
 
-    buf_init(&yaml);
-    buf_init(&all);
     buf_put_str(&yaml, STR("sample:\n"));
     for (int i = 0; i < 25; i++)
         buf_printf(&yaml, "  none%d: 1\n", i);
@@ -182,9 +180,8 @@ static void twenty_errors_are_told_and_the_rest_counted(void **state)
 static void nested_aliases_are_not_followed(void **state)
 {
     (void)state;
-    struct buf yaml;
+    struct buf yaml = {0};
 
-    buf_init(&yaml);
     buf_put_str(&yaml, STR("sample:\n  engine:\n    - &a0 [x, x, x, x, x, x, x, x, x, x]\n"));
     for (int i = 1; i < 9; i++)
         buf_printf(&yaml, "    - &a%d [*a%d, *a%d, *a%d, *a%d, *a%d, *a%d, *a%d, *a%d, *a%d, *a%d]\n", i,
@@ -203,10 +200,8 @@ static void repeated_aliases_are_bounded(void **state)
     (void)state;
     struct config *config = NULL;
     struct error error = {0};
-    struct buf yaml, all;
+    struct buf yaml = {0}, all = {0};
 
-    buf_init(&yaml);
-    buf_init(&all);
     buf_put_str(&yaml, STR("sample:\n  engine:\n    - &r {path: /x, methods: [a, b, c]}\n  rules:\n"));
     for (int i = 0; i < 60000; i++)
         buf_put_str(&yaml, STR("    - *r\n"));
@@ -223,9 +218,8 @@ static void repeated_text_is_bounded(void **state)
     (void)state;
     struct config *config = NULL;
     struct error error = {0};
-    struct buf yaml;
+    struct buf yaml = {0};
 
-    buf_init(&yaml);
     buf_put_str(&yaml, STR("sample:\n  engine: &t \""));
     for (int i = 0; i < 1000; i++)
         buf_printf(&yaml, "%01000d", 7);

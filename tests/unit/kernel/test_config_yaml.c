@@ -59,9 +59,8 @@ static void only_utf8_is_read(void **state)
 /* `head`, then count times `part`: refused with `line`, at once however long it is. */
 static void excess(const char *head, const char *part, int count, const char *line)
 {
-    struct buf yaml;
+    struct buf yaml = {0};
 
-    buf_init(&yaml);
     buf_put_str(&yaml, str_from(head));
     for (int i = 0; i < count; i++)
         buf_printf(&yaml, part, i);
@@ -84,10 +83,9 @@ static void size_is_bounded(void **state)
     (void)state;
     struct config *config = NULL;
     struct error error = {0};
-    struct buf yaml;
+    struct buf yaml = {0};
     size_t max = (size_t)4 << 20;
 
-    buf_init(&yaml);
     memset(buf_reserve(&yaml, max + 1), '\n', max + 1);
     buf_commit(&yaml, max);
     assert_int_equal(config_load_text("t.yaml", buf_str(&yaml), sample_sections, &config, NULL, &error),

@@ -62,8 +62,7 @@ static const struct module *const modules[] = {&writer, &reader, NULL};
 
 static struct config *load(const char *yaml)
 {
-    struct arena arena;
-    arena_init(&arena, 4096);
+    struct arena arena = ARENA(4096);
     struct config *config = loaded_from(kernel_sections(modules, &arena), yaml);
     arena_deinit(&arena);
     return config;

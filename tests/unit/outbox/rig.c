@@ -235,8 +235,7 @@ static const char *form_word(const struct rig_form *form, const char *name, size
 
 int64_t rig_form_sql(const struct rig_form *form, const char *sql)
 {
-    struct buf text;
-    buf_init(&text);
+    struct buf text = {0};
     for (const char *c = sql; *c; c++) {
         size_t len = *c == '@' ? strspn(c + 1, "abcdefghijklmnopqrstuvwxyz") : 0;
         if (len > 0)

@@ -16,7 +16,7 @@ static struct arena arena;
 static int setup(void **state)
 {
     (void)state;
-    arena_init(&arena, 1024);
+    arena = ARENA(1024);
     return 0;
 }
 

@@ -132,7 +132,7 @@ void refdata_reader_handle(void *context, struct bus_batch *batch)
     struct error error = {0};
     struct refdata_catalog *catalog = refdata_database_catalog(reader->database);
     struct memo *memo = batch->memo = memory_zalloc(sizeof *memo);
-    arena_init(&memo->arena, ARENA_BYTES);
+    memo->arena = ARENA(ARENA_BYTES);
     memo->intakes = arena_zalloc(&memo->arena, batch->count * sizeof *memo->intakes);
     for (size_t i = 0; i < batch->count && read_message(reader, catalog, memo, batch, i); i++)
         ;
@@ -304,7 +304,7 @@ static void *create_adapter(void *owner, struct error *failure)
     struct error error = {0};
     (void)failure; /* the others go on without it */
     adapter->database = database;
-    arena_init(&adapter->arena, 4096);
+    adapter->arena = ARENA(4096);
     enum status status = add_readers(adapter, &error);
     if (adapter->count == 0)
         return adapter;

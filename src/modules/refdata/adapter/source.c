@@ -206,11 +206,10 @@ enum status refdata_sources_check(const struct config *config, const struct refd
     const struct refdata_source_settings *sources = settings->adapter.sources.items;
     const struct kernel_kafka *kafka = config_section(config, "kafka");
     enum status status = STATUS_OK;
-    struct arena arena;
+    struct arena arena = ARENA(4096);
     if (settings->adapter.sources.count && !kafka->brokers.count)
         return config_error_at(config, settings->adapter.sources.places[0], "refdata.adapter.sources", error,
                                "kafka.brokers is missing: sources are topics of Kafka");
-    arena_init(&arena, 4096);
     for (size_t i = 0; i < settings->adapter.sources.count && status == STATUS_OK; i++)
         status = check_source(
             &(struct making){

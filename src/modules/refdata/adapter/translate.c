@@ -22,8 +22,7 @@ static const struct uuid id_space = {
 
 static struct json_value text_value(struct str text, struct arena *arena)
 {
-    struct buf out;
-    buf_init(&out);
+    struct buf out = {0};
     json_put_string(&out, text);
     struct json_value value = {JSON_STRING, arena_str(arena, buf_str(&out))};
     buf_deinit(&out);

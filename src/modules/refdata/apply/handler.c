@@ -129,7 +129,7 @@ static void read_message(struct memo *memo, struct bus_batch *batch, size_t at)
 static struct memo *create_memo(struct refdata_database *database, struct bus_batch *batch)
 {
     struct memo *memo = memory_zalloc(sizeof *memo);
-    arena_init(&memo->arena, ARENA_BYTES);
+    memo->arena = ARENA(ARENA_BYTES);
     memo->database = database;
     memo->catalog = refdata_database_catalog(database);
     memo->commands = arena_zalloc(&memo->arena, batch->count * sizeof *memo->commands);
@@ -180,8 +180,7 @@ static void apply_batch(void *context, struct bus_batch *batch)
         command->other_count > 0 || outcome->decision != REFDATA_COMMITTED)
         return;
     /* A single update whose client waits in another process: the notice goes out in the commit's round trip. */
-    struct buf text;
-    buf_init(&text);
+    struct buf text = {0};
     refdata_decisions_put_committed(&text, outcome->tenant, outcome->event_id, outcome->version);
     batch->notice_channel = STR(REFDATA_DECISIONS_CHANNEL);
     batch->notice_payload = arena_str(&memo->arena, buf_str(&text));

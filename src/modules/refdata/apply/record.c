@@ -60,8 +60,7 @@ static const struct refdata_rows_sql insert_sql = {
 /* A text[] as an element, as text: PostgreSQL has no arrays of arrays of different lengths. */
 static struct str keys_of(const struct entry *entry, struct arena *arena)
 {
-    struct buf keys;
-    buf_init(&keys);
+    struct buf keys = {0};
     for (size_t i = 0; i < entry->item_count; i++)
         db_array_put(&keys, entry->items[i].key);
     struct str text = arena_str(arena, db_array_str(&keys));

@@ -112,8 +112,7 @@ int64_t refdata_upkeep_step(struct task *task, void *context)
                                          [KEPT_A_DAY] = DAY_MS};
     int64_t interval_ns = refdata_upkeep_interval_ns(catalog);
     bool found = true;
-    struct arena arena;
-    arena_init(&arena, 1024);
+    struct arena arena = ARENA(1024);
     (void)task;
     enum status status = db_acquire(database->site.pool, clock_deadline_ms(JOB_MS), &conn, &error);
     for (unsigned round = 0; round < ROUNDS_MAX && status == STATUS_OK && found; round++) {

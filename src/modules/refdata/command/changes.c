@@ -201,7 +201,7 @@ static enum status publish_once(const struct refdata_database *database, bool *f
     buf_deinit(&codes);
     *found = status == STATUS_OK && db_result_rows(claim.rows) > 0;
     FAILPOINT("command.before_publish_changes");
-    arena_init(&claim.arena, 4096);
+    claim.arena = ARENA(4096);
     if (*found)
         status = publish_rows(&claim, error);
     db_result_free(claim.rows);

@@ -248,11 +248,10 @@ static enum status commit_queued(struct group *group, struct db_conn *conn, stru
 static enum status try_once(struct group *group, struct db_conn *conn)
 {
     enum status status;
-    struct arena arena;
+    struct arena arena = ARENA(4096);
     if (group->way == GUESSED &&
         (group->count > 1 || !group->posts[0]->waits || !refdata_commands_can_commit(group->database)))
         group->way = QUEUED;
-    arena_init(&arena, 4096);
     if (group->way == DIRECT)
         status = commit_direct(group, conn, &arena);
     else if (group->way == GUESSED)

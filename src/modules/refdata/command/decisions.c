@@ -261,10 +261,9 @@ static int64_t decisions_step(struct task *task, void *context)
     struct buf tenant_array = {0}, event_array = {0};
     struct error error = {0};
     struct map_node *node;
-    struct arena arena;
+    struct arena arena = ARENA(4096);
     size_t count = 0;
     (void)task;
-    arena_init(&arena, 4096);
     db_array_begin(&tenant_array);
     db_array_begin(&event_array);
     pthread_mutex_lock(&decisions->lock);

@@ -238,7 +238,7 @@ static struct refdata_post *create_post(struct http_request *request, bool waits
     int64_t now_ns = loop_now_ns(request->loop);
     struct refdata_post *post = memory_zalloc(sizeof *post);
 
-    arena_init(&post->arena, request->body.len + 1024);
+    post->arena = ARENA(request->body.len + 1024);
     post->refdata = refdata;
     post->loop = request->loop;
     post->committed.on_message = on_committed;
@@ -458,7 +458,7 @@ static void on_committed(struct loop *loop, struct loop_message *message)
     struct http_request *request = unpark_post(post);
     discharge_body(post);
     arena_deinit(&post->arena); /* ten thousand may wait: without their bodies */
-    arena_init(&post->arena, 64);
+    post->arena = ARENA(256);
     bool has_to_wait = (post->result == REFDATA_POST_TAKEN || post->result == REFDATA_POST_REPLAYED) &&
                        post->is_listed && !post->acceptance.is_keys_event &&
                        post->acceptance.state.decision == REFDATA_PENDING &&

@@ -177,8 +177,7 @@ bool refdata_barrier_reach(struct http_request *request, const struct refdata_re
     if (version <= reading->info->version)
         return true;
     struct refdata_demand *demand = arena_zalloc(request->arena, sizeof *demand);
-    struct buf array;
-    buf_init(&array);
+    struct buf array = {0};
     for (size_t i = 0; i < count; i++)
         db_array_put(&array, keys[i]);
     demand->version = version;

@@ -223,7 +223,7 @@ struct refdata_checks *refdata_checks_create(struct refdata *refdata, struct ref
     struct refdata_checks *checks = memory_zalloc(sizeof *checks);
     checks->refdata = refdata;
     checks->database = database;
-    arena_init(&checks->arena, 1024);
+    checks->arena = ARENA(1024);
     checks->task = task_create(&(struct task_config){.name = "checks",
                                                      .loop = refdata->home,
                                                      .pool = refdata->loaders,

@@ -105,8 +105,7 @@ enum status refdata_delta_build(const struct refdata_load *load, const struct re
     /* Those of the keys that are there, as a snapshot of their own: so that what a loadKeysSql gives beside them is seen. */
     struct cache_builder *builder = new_builder(load, NULL);
     if (change->key_count) {
-        struct buf array;
-        buf_init(&array);
+        struct buf array = {0};
         for (size_t i = 0; i < change->key_count; i++)
             db_array_put(&array, change->keys[i]);
         status = refdata_provider_load(load->dictionary, load->tenant, db_array_str(&array), conn,

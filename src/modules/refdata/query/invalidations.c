@@ -80,7 +80,7 @@ static struct gathered *pending_of(struct refdata_invalidations *invalidations)
         struct gathered *gathered = memory_zalloc(sizeof *gathered);
         gathered->message.on_message = on_gathered;
         gathered->invalidations = invalidations;
-        arena_init(&gathered->arena, 1024);
+        gathered->arena = ARENA(1024);
         invalidations->pending = gathered;
         loop_post(invalidations->database->refdata->home, &gathered->message);
     }
@@ -156,8 +156,7 @@ static void on_batch(void *context, struct bus_batch *batch)
 {
     struct refdata_invalidations *invalidations = context;
     struct str database = invalidations->database->name;
-    struct arena arena;
-    arena_init(&arena, 4096);
+    struct arena arena = ARENA(4096);
     for (size_t i = 0; i < batch->count; i++) {
         const struct bus_message *message = &batch->messages[i];
         struct refdata_invalidation read;

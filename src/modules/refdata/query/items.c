@@ -127,9 +127,8 @@ void refdata_get_items(struct http_request *request)
     size_t parts_bytes = sizeof(struct parts) + (2 * asked.count + 4) * sizeof(struct str);
     struct parts *parts = arena_alloc(request->arena, parts_bytes);
     *parts = (struct parts){.pieces.next = next_part};
-    struct buf missing;
+    struct buf missing = {0};
     bool first = true;
-    buf_init(&missing);
     put_part(parts,
              arena_printf(request->arena, "{\"version\":%lld,\"items\":[", (long long)reading.info->version));
     for (size_t i = 0; i < asked.count; i++) {
@@ -166,10 +165,9 @@ void refdata_get_version(struct http_request *request)
         !refdata_barrier_pass(request, &reading, NULL, 0))
         return;
     char digest[HASH128_HEX_BYTES], loaded_at[CLOCK_RFC3339_BYTES];
-    struct buf body;
+    struct buf body = {0};
     hash128_hex(reading.info->digest, digest);
     clock_rfc3339(reading.info->loaded_at_us, loaded_at);
-    buf_init(&body);
     buf_put_char(&body, '{');
     json_put_member_str(&body, "tenantId", reading.holding->tenant);
     json_put_member_str(&body, "dictCode", reading.holding->code);

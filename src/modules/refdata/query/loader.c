@@ -293,7 +293,7 @@ bool refdata_loader_start(struct refdata_holding *holding, bool is_delta)
     job->home = refdata->home;
     job->holding = holding;
     atomic_init(&job->users, 2);
-    arena_init(&job->arena, 1024);
+    job->arena = ARENA(1024);
     refdata_load_begin(&job->load, holding, is_delta, &job->arena);
     if (worker_pool_submit(refdata->loaders, &job->job))
         return true;

@@ -78,7 +78,7 @@ bool refdata_primary_ask(struct refdata *refdata, struct refdata_dictionary *dic
     struct question *question = memory_zalloc(sizeof *question);
     question->job = (struct worker_job){.loop = refdata->home, .run = run_question, .done = question_done};
     question->dictionary = refdata_dictionary_ref(dictionary);
-    arena_init(&question->arena, 512);
+    question->arena = ARENA(512);
     question->tenant = arena_str(&question->arena, tenant);
     question->keys = arena_str(&question->arena, keys);
     question->timeout_ms = refdata->barrier.timeout_ms;

@@ -233,7 +233,7 @@ void refdata_watch_ask(struct refdata_watch *watch)
     history->watch = watch;
     history->dictionary = refdata_dictionary_ref(holding->dictionary);
     history->snapshot = cache_slot_acquire(&holding->slot);
-    arena_init(&history->arena, 4096);
+    history->arena = ARENA(4096);
     history->tenant = arena_str(&history->arena, holding->tenant);
     history->to = history->from = cache_snapshot_info(history->snapshot)->version;
     STAILQ_FOREACH(ask, &watch->asked, next)

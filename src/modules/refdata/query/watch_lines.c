@@ -61,7 +61,7 @@ struct refdata_watch_change *refdata_watch_change_create(const struct cache_snap
     made->bytes_max = bytes_max;
     cache_snapshot_ref(made->before);
     cache_snapshot_ref(made->after);
-    arena_init(&made->arena, 1024);
+    made->arena = ARENA(1024);
     if (change && change->keys) {
         made->keys = arena_alloc(&made->arena, (change->key_count + 1) * sizeof *made->keys);
         for (; made->key_count < change->key_count; made->key_count++)

@@ -98,7 +98,7 @@ static void test_templates(void **state)
 static int setup(void **state)
 {
     (void)state;
-    arena_init(&arena, 1024);
+    arena = ARENA(1024);
     return 0;
 }
 

@@ -22,8 +22,7 @@ static const char *reason_of(const char *payload, const struct entitlement_event
 {
     struct entitlement_event event;
     const char *reason = NULL;
-    struct arena arena;
-    arena_init(&arena, 1024);
+    struct arena arena = ARENA(1024);
     bool encoded = entitlement_event_encode(str_from(payload), of, &arena, &event, &reason);
     arena_deinit(&arena);
     assert_int_equal(encoded, reason == NULL);
@@ -35,8 +34,7 @@ static void a_payload_becomes_a_message(void **state)
     (void)state;
     struct entitlement_event event;
     const char *reason = NULL;
-    struct arena arena;
-    arena_init(&arena, 1024);
+    struct arena arena = ARENA(1024);
     assert_true(entitlement_event_encode(STR(GOOD), &row, &arena, &event, &reason));
     assert_true(str_eq(event.occurred_at, STR("2026-01-08T07:10:00.123456Z")));
     Freshet__Entitlement__V1__EntitlementEvent *message = freshet__entitlement__v1__entitlement_event__unpack(
@@ -101,8 +99,7 @@ static void it_must_be_the_rows_own_and_one_of_ours(void **state)
 static void keys_of_different_entitlements_differ(void **state)
 {
     (void)state;
-    struct arena arena;
-    arena_init(&arena, 1024);
+    struct arena arena = ARENA(1024);
     assert_true(str_eq(entitlement_aggregate_key(STR("demo"), STR("u_123"), STR("item1"), &arena),
                        STR("demo/u_123/item1")));
     assert_true(str_eq(entitlement_aggregate_key(STR("demo"), STR("a/b"), STR("100%\r\n"), &arena),
@@ -130,8 +127,7 @@ static void an_id_is_taken_apart_as_it_was_written(void **state)
         {"auth0|x", "a b+c", "auth0|x/a b+c"},
         {"ключ", "/", "ключ/%2F"},
     };
-    struct arena arena;
-    arena_init(&arena, 1024);
+    struct arena arena = ARENA(1024);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct str user, sku;
         assert_true(entitlement_id_read(str_from(rows[i].id), &arena, &user, &sku));
@@ -148,9 +144,8 @@ static void an_id_has_one_spelling(void **state)
         "",      "/",     "u",     "u/",  "/s",   "a/b/c", "u//s",  "u/s/",  "100%/s",
         "u/%2f", "u/%73", "%75/s", "u/%", "u/%2", "u/%00", "u/%ff", "u/%0a", "u/\n",
     };
-    struct arena arena;
+    struct arena arena = ARENA(1024);
     struct str user, sku;
-    arena_init(&arena, 1024);
     assert_false(entitlement_id_read(STR_NONE, &arena, &user, &sku));
     for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
         assert_false(entitlement_id_read(str_from(ids[i]), &arena, &user, &sku));

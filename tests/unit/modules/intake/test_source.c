@@ -17,9 +17,8 @@ static void the_sku_of_a_key_is_what_was_posted(void **state)
         {"demo/%252F", "%2F"},   {"demo/a b+c", "a b+c"}, {"demo/caf\xc3\xa9", "caf\xc3\xa9"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        struct arena arena;
+        struct arena arena = ARENA(256);
         struct str sku;
-        arena_init(&arena, 256);
         assert_true(intake_sku_of_key(str_from(rows[i].key), &arena, &sku));
         assert_true(str_eq(sku, str_from(rows[i].sku)));
         arena_deinit(&arena);
@@ -30,9 +29,8 @@ static void what_is_no_key_is_about_no_item(void **state)
 {
     (void)state;
     static const char *const keys[] = {"", "demo", "demo/", "demo/%", "demo/%2", "demo/%00", "demo/%ff"};
-    struct arena arena;
+    struct arena arena = ARENA(256);
     struct str sku;
-    arena_init(&arena, 256);
     assert_false(intake_sku_of_key(STR_NONE, &arena, &sku));
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         assert_false(intake_sku_of_key(str_from(keys[i]), &arena, &sku));

@@ -13,7 +13,7 @@ static struct arena arena;
 static int set_up(void **state)
 {
     (void)state;
-    arena_init(&arena, 256);
+    arena = ARENA(256);
     return 0;
 }
 

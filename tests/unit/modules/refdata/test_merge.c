@@ -19,8 +19,7 @@ static void nothing_comes_of_nothing(void **state)
 {
     (void)state;
     struct refdata_merge merge;
-    struct arena arena;
-    arena_init(&arena, 1024);
+    struct arena arena = ARENA(1024);
     refdata_merge_begin(&merge, 0, &arena);
     assert_int_equal(merge.count, 0);
     arena_deinit(&arena);
@@ -36,8 +35,7 @@ static void the_last_of_a_key_stands_where_the_first_came(void **state)
         {.key = STR(""), .payload = STR("4")},
     };
     struct refdata_merge merge;
-    struct arena arena;
-    arena_init(&arena, 1024);
+    struct arena arena = ARENA(1024);
     refdata_merge_begin(&merge, 4, &arena);
     for (size_t i = 0; i < 4; i++)
         refdata_merge_put(&merge, NULL, &items[i]);
@@ -61,8 +59,7 @@ static void pairs_do_not_mix(void **state)
     uint64_t random = 88172645463325252;
     size_t distinct = 0;
     struct refdata_merge merge;
-    struct arena arena;
-    arena_init(&arena, 4096);
+    struct arena arena = ARENA(4096);
     refdata_merge_begin(&merge, STEPS, &arena);
     for (size_t i = 0; i < STEPS; i++) {
         random ^= random << 13, random ^= random >> 7, random ^= random << 17;

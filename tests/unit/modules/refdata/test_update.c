@@ -28,7 +28,7 @@ struct fixture {
 static int set_up(void **state)
 {
     struct fixture *f = calloc(1, sizeof *f);
-    arena_init(&f->arena, 4096);
+    f->arena = ARENA(4096);
     *state = f;
     return 0;
 }
@@ -295,8 +295,7 @@ static void what_goes_to_the_bus_comes_back_the_same(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct hash128 content = content_of(f, cases[i]);
         struct refdata_update sent = f->update;
-        struct buf out;
-        buf_init(&out);
+        struct buf out = {0};
         refdata_update_put(&out, &sent);
         assert_int_equal(read_as(f, buf_str(&out), REFDATA_FROM_BUS, &limits), STATUS_OK);
         const struct refdata_update *got = &f->update;

@@ -63,10 +63,9 @@ static struct cache_snapshot *apply(struct cache_snapshot *before, const struct 
 {
     struct cache_builder *builder = cache_builder_create(before, 0);
     struct str rest = str_of(segment->bytes, segment->len), line, last = STR_NONE;
-    struct arena arena;
+    struct arena arena = ARENA(1024);
     char up_to_date[64];
     unsigned lines = 0;
-    arena_init(&arena, 1024);
     assert_true(str_ends_with(rest, STR("\n")));
     rest.len--;
     for (; str_split(&rest, '\n', &line); last = line, lines++)

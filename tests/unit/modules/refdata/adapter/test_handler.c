@@ -57,8 +57,7 @@ static void table_is(struct rig *rig, const char *sql, const char *expected)
     struct db_statement statement;
     struct db_result *result = NULL;
     struct error error = {0};
-    struct buf text;
-    buf_init(&text);
+    struct buf text = {0};
     statement = db_statement_of(str_from(sql));
     if (db_query(conn, &statement, NULL, soon(), &result, &error) != STATUS_OK)
         fail_msg("%s", error.message);
@@ -126,7 +125,7 @@ static int set_up(void **state)
     char text[1024];
     snprintf(text, sizeof text, yaml, pg_fixture_url());
     rig->config = load(text);
-    arena_init(&rig->arena, 1024);
+    rig->arena = ARENA(1024);
     assert_int_equal(refdata_source_init(&rig->source, settings_of(rig->config)->adapter.sources.items, 0,
                                          NULL, &rig->arena, &error),
                      STATUS_OK);

@@ -17,8 +17,7 @@ static enum status find(const char *text, struct json_value *value, struct error
 {
     struct refdata_pointer pointer;
     struct json_value root;
-    struct arena arena;
-    arena_init(&arena, 256);
+    struct arena arena = ARENA(256);
     assert_int_equal(json_parse(STR(DOCUMENT), 64, &root, error), STATUS_OK);
     assert_int_equal(refdata_pointer_compile(str_from(text), &arena, &pointer, error), STATUS_OK);
     enum status status = refdata_pointer_find(&pointer, &root, value, error);
@@ -95,8 +94,7 @@ static void what_is_no_pointer_is_refused(void **state)
     char long_one[2 * REFDATA_POINTER_STEPS_MAX + 3];
     struct refdata_pointer pointer;
     struct error error = {0};
-    struct arena arena;
-    arena_init(&arena, 256);
+    struct arena arena = ARENA(256);
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         assert_int_equal(refdata_pointer_compile(str_from(bad[i]), &arena, &pointer, &error), STATUS_CONFIG);
     for (size_t i = 0; i <= REFDATA_POINTER_STEPS_MAX; i++)

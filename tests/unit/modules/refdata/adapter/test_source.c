@@ -25,8 +25,7 @@ static struct config *load_both(const char *yaml)
 
 static enum status check(const char *sources, struct error *error)
 {
-    struct buf yaml;
-    buf_init(&yaml);
+    struct buf yaml = {0};
     buf_printf(&yaml, HEAD "%s" KAFKA, sources);
     buf_put_char(&yaml, '\0');
     struct config *config = load_both(yaml.data);

@@ -37,7 +37,7 @@ struct fixture {
 static int set_up(void **state)
 {
     struct fixture *f = calloc(1, sizeof *f);
-    arena_init(&f->arena, 1024);
+    f->arena = ARENA(1024);
     f->message = (struct bus_message){.topic = STR("mdm"),
                                       .partition = 3,
                                       .offset = 42,
@@ -95,8 +95,7 @@ static void header(struct fixture *f, const char *name, const char *value)
 
 static void written_as(struct fixture *f, const char *text)
 {
-    struct buf out;
-    buf_init(&out);
+    struct buf out = {0};
     refdata_update_put(&out, &f->update);
     if (!str_eq(buf_str(&out), str_from(text)))
         fail_msg("%.*s", STR_ARG(buf_str(&out)));
