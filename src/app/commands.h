@@ -4,10 +4,9 @@
 #ifndef FRESHET_APP_COMMANDS_H
 #define FRESHET_APP_COMMANDS_H
 
-#include "auth/auth.h"
-#include "base/buf.h"
+#include "kernel/kernel.h"
 
-struct config;
+extern const struct module *const app_modules[]; /* NULL-terminated: modules.c */
 
 int app_token(int argc, char **argv);
 int app_get(int argc, char **argv);

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "app/admin.h"
-#include "app/modules.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/uuid.h"

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "app/commands.h"
-#include "app/modules.h"
 #include "app/options.h"
 
 const char *app_config_path(const char *given)

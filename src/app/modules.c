@@ -1,5 +1,5 @@
 /* Every module of the program, in the order they start. */
-#include "app/modules.h"
+#include "app/commands.h"
 
 #include "modules/chat/chat.h"
 #include "modules/entitlement/entitlement.h"

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "app/admin.h"
-#include "app/modules.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"

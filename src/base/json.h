@@ -67,6 +67,7 @@ bool json_iter_next(struct json_iter *it, struct str *name, struct json_value *v
  * first. */
 bool json_get(const struct json_value *object, struct str name, struct json_value *value);
 bool json_get_string(const struct json_value *object, struct str name, struct json_value *value);
+bool json_get_i64(const struct json_value *object, struct str name, int64_t *number); /* of json_to_i64() */
 struct str json_get_text(const struct json_value *object, struct str name,
                          struct arena *arena); /* decoded; STR_NONE when it is not a string */
 bool json_has_duplicates(const struct json_value *object, struct arena *arena);

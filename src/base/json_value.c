@@ -124,6 +124,12 @@ bool json_get_string(const struct json_value *object, struct str name, struct js
     return json_get(object, name, value) && value->type == JSON_STRING;
 }
 
+bool json_get_i64(const struct json_value *object, struct str name, int64_t *number)
+{
+    struct json_value value;
+    return json_get(object, name, &value) && json_to_i64(&value, number);
+}
+
 struct str json_get_text(const struct json_value *object, struct str name, struct arena *arena)
 {
     struct json_value value;
