@@ -7,9 +7,10 @@
 #include <unistd.h>
 
 #include "app/commands.h"
+#include "base/backoff.h"
 #include "base/clock.h"
-#include "base/hash.h"
 #include "base/json.h"
+#include "http/http.h"
 
 enum {
     CONNECT_TIMEOUT_MS = 5000,
@@ -17,8 +18,6 @@ enum {
     STALL_TIMEOUT_MS = 60000,
     TOKEN_TTL_S = 3600,
     HEADERS_MAX = 5,
-    PAUSE_MIN_MS = 100,
-    PAUSE_MAX_MS = 2000,
     BAR_WIDTH = 30,
 };
 #define ANSWER_BYTES_MAX ((size_t)1 << 30)
@@ -26,32 +25,22 @@ enum {
 
 /* ---- one call ---- */
 
-void pod_put_encoded(struct buf *out, struct str text)
-{
-    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
-    for (size_t i = 0; i < text.len; i++) {
-        if (text.ptr[i] && strchr(plain, text.ptr[i]))
-            buf_put_char(out, text.ptr[i]);
-        else
-            buf_printf(out, "%%%02X", (unsigned char)text.ptr[i]);
-    }
-}
-
 /* {"code","message"} of C4, or at least the number. */
 static enum status refusal_error(int http_status, struct str body, struct error *error)
 {
     enum status status = http_status == 503 ? STATUS_UNAVAILABLE : STATUS_BAD_REQUEST;
-    struct json_value answer, code, message, field;
-    if (json_parse_stored(body, JSON_DEPTH_MAX, &answer, NULL) != STATUS_OK ||
-        !json_get(&answer, STR("code"), &code) || !json_get(&answer, STR("message"), &message))
-        return error_set(error, status, "%d, and " CLIENT_STRANGE_ANSWER, http_status);
+    struct json_value answer;
+    if (json_parse_stored(body, JSON_DEPTH_MAX, &answer, NULL) != STATUS_OK)
+        answer = (struct json_value){0};
     struct arena arena = ARENA(512);
-    struct str code_text = json_str_decode(code.raw, &arena);
-    struct str message_text = json_str_decode(message.raw, &arena);
-    struct str at = json_get(&answer, STR("field"), &field) ? json_str_decode(field.raw, &arena) : STR_NONE;
-    error_set_field(error, status, arena_str(&arena, code_text).ptr, "%d %.*s: %.*s%.*s%.*s", http_status,
-                    STR_ARG(code_text), STR_ARG(at), STR_ARG(at.len ? STR(": ") : STR_NONE),
-                    STR_ARG(message_text));
+    struct str code = json_get_text(&answer, STR("code"), &arena);
+    struct str message = json_get_text(&answer, STR("message"), &arena);
+    struct str field = json_get_text(&answer, STR("field"), &arena);
+    if (code.len && message.len)
+        error_set_field(error, status, arena_str(&arena, code).ptr, "%d %.*s: %.*s%s%.*s", http_status,
+                        STR_ARG(code), STR_ARG(field), field.len ? ": " : "", STR_ARG(message));
+    else
+        error_set(error, status, "%d, and " CLIENT_STRANGE_ANSWER, http_status);
     arena_deinit(&arena);
     return status;
 }
@@ -75,9 +64,9 @@ static enum status call_once(const struct pod_call *call, struct str json, struc
     buf_put_str(&url, call->url);
     buf_put_str(&url, call->path.len ? call->path : STR("/v1/tenants/"));
     if (!call->path.len) {
-        pod_put_encoded(&url, call->tenant);
+        http_percent_encode(&url, call->tenant);
         buf_put_str(&url, call->code.len ? STR("/dictionaries/") : STR_NONE);
-        pod_put_encoded(&url, call->code);
+        http_percent_encode(&url, call->code);
         buf_put_str(&url, call->rest);
     }
     enum status status = fetch_run(&(struct fetch_request){.url = buf_str(&url),
@@ -114,7 +103,8 @@ void pod_pause(int64_t ms)
 
 enum status pod_post(const struct pod_call *call, struct str json, struct buf *body, struct error *error)
 {
-    int64_t deadline_ns = clock_deadline_ms(call->patience_ms), pause_ms = PAUSE_MIN_MS;
+    int64_t deadline_ns = clock_deadline_ms(call->patience_ms);
+    struct backoff backoff = {.min_ms = 100, .max_ms = 2000};
     for (unsigned tries = 1;; tries++) {
         enum status status = call_once(call, json, body, error);
         if (!pod_is_away(status))
@@ -122,8 +112,7 @@ enum status pod_post(const struct pod_call *call, struct str json, struct buf *b
         if (clock_mono_ns() >= deadline_ns)
             return tries > 1 ? error_context(error, "no success after %u attempts", tries) : status;
         buf_deinit(body);
-        pod_pause(pause_ms / 2 + (int64_t)(random_u64() % (uint64_t)pause_ms));
-        pause_ms = pause_ms * 2 < PAUSE_MAX_MS ? pause_ms * 2 : PAUSE_MAX_MS;
+        pod_pause(backoff_next_ms(&backoff));
     }
 }
 

@@ -42,7 +42,6 @@ enum status pod_get(const struct pod_call *call, struct buf *body, struct error 
 enum status pod_post(const struct pod_call *call, struct str json, struct buf *body,
                      struct error *error) MUST_CHECK;
 bool pod_is_away(enum status status); /* no answer, or a 503: the same call may succeed later */
-void pod_put_encoded(struct buf *out, struct str text); /* percent-encodes all but RFC 3986's unreserved */
 void pod_pause(int64_t ms);
 
 /* Lines of a streamed answer: pass `context` = this and `on_body` = pod_take_lines. */

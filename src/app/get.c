@@ -6,6 +6,7 @@
 #include "app/commands.h"
 #include "base/json.h"
 #include "base/memory.h"
+#include "http/http.h"
 
 /* What one request may ask for: R4's keys, and a target that fits the default limit of C6. */
 enum { KEYS_MAX = 1000, KEYS_BYTES_MAX = 60000 };
@@ -65,7 +66,7 @@ static size_t put_keys(struct buf *rest, const struct option_words *keys, size_t
         size_t before = buf_len(rest);
         if (at > first)
             buf_put_char(rest, ',');
-        pod_put_encoded(rest, str_from(keys->items[at]));
+        http_percent_encode(rest, str_from(keys->items[at]));
         if (buf_len(rest) > KEYS_BYTES_MAX && at > first) {
             rest->end = rest->start + before;
             break;
@@ -137,7 +138,7 @@ static int run_get(struct client *client)
         return print_several(get);
     struct buf rest = {0};
     buf_put_str(&rest, STR("/items/"));
-    pod_put_encoded(&rest, str_from(get->keys.items[0]));
+    http_percent_encode(&rest, str_from(get->keys.items[0]));
     int exit_status = print_body(get, NULL, buf_str(&rest), "\n");
     buf_deinit(&rest);
     return exit_status;

@@ -77,7 +77,7 @@ static int send_put(const struct put *put)
         printf("%lld\n", (long long)state.version);
         return 0;
     }
-    printf("%s\n", state.event_id[0] ? state.event_id : put->event_id);
+    printf("%s\n", put->event_id);
     (void)app_fail("put", "accepted%s; `freshet status %.*s %s --wait 10s` prints the result",
                    put->is_async ? "" : ", not committed yet", STR_ARG(put->client.tenant), put->event_id);
     return put->is_async ? 0 : UPDATE_EXIT_PENDING;

@@ -4,34 +4,25 @@
 #include <stdio.h>
 
 #include "app/commands.h"
+#include "base/backoff.h"
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/memory.h"
 
-enum { ASK_MIN_MS = 10, ASK_MAX_MS = 500 };
-
-static void copy_text(const struct json_value *answer, struct str name, char *out, size_t out_bytes)
-{
-    struct json_value value;
-    struct arena arena = ARENA(512);
-    if (json_get_string(answer, name, &value))
-        snprintf(out, out_bytes, "%.*s", STR_ARG(json_str_decode(value.raw, &arena)));
-    arena_deinit(&arena);
-}
-
-/* …/updates and `rest`, posted where there is something to post. Frees `rest`. */
-static enum status call_updates(const struct pod_call *call, struct buf *rest, struct str json,
-                                struct update_state *state, struct buf *body, struct error *error)
+/* /updates and `rest`, posted where there is something to post. */
+static enum status call_updates(const struct pod_call *call, const char *separator, const char *rest,
+                                struct str json, struct update_state *state, struct buf *body,
+                                struct error *error)
 {
     static const char *const names[] = {"PENDING", "COMMITTED", "FAILED"};
     struct json_value answer, word, version;
     struct pod_call updates = *call;
+    struct arena arena = ARENA(512);
     struct buf text;
     *state = (struct update_state){0};
     updates.code = STR_NONE;
-    updates.rest = buf_str(rest);
+    updates.rest = arena_printf(&arena, "/updates%s%s", separator, rest);
     enum status status = pod_post(&updates, json, &text, error);
-    buf_deinit(rest);
     if (status == STATUS_OK &&
         (json_parse_stored(buf_str(&text), JSON_DEPTH_MAX, &answer, NULL) != STATUS_OK ||
          !json_get_string(&answer, STR("status"), &word)))
@@ -40,13 +31,13 @@ static enum status call_updates(const struct pod_call *call, struct buf *rest, s
         for (size_t i = 0; i < sizeof names / sizeof *names; i++)
             if (json_str_eq(word.raw, str_from(names[i])))
                 state->status = (enum update_status)i;
-        copy_text(&answer, STR("eventId"), state->event_id, sizeof state->event_id);
-        copy_text(&answer, STR("errorCode"), state->code, sizeof state->code);
-        copy_text(&answer, STR("errorMessage"), state->message, sizeof state->message);
+        str_copy(state->code, sizeof state->code, json_get_text(&answer, STR("errorCode"), &arena));
+        str_copy(state->message, sizeof state->message, json_get_text(&answer, STR("errorMessage"), &arena));
         if (json_get(&answer, STR("committedVersion"), &version) && !json_to_i64(&version, &state->version))
             status =
                 error_set(error, STATUS_BAD_REQUEST, "the committedVersion of the answer is not a number");
     }
+    arena_deinit(&arena);
     if (body)
         *body = text;
     else
@@ -57,23 +48,20 @@ static enum status call_updates(const struct pod_call *call, struct buf *rest, s
 enum status updates_post(const struct pod_call *call, const char *query, struct str json,
                          struct update_state *state, struct error *error)
 {
-    struct buf rest = {0};
-    buf_printf(&rest, "/updates%s", query);
-    return call_updates(call, &rest, json, state, NULL, error);
+    return call_updates(call, "", query, json, state, NULL, error);
 }
 
 enum status updates_ask(const struct pod_call *call, const char *event_id, struct update_state *state,
                         struct buf *body, struct error *error)
 {
-    struct buf rest = {0};
-    buf_printf(&rest, "/updates/%s", event_id); /* a UUID */
-    return call_updates(call, &rest, STR_NONE, state, body, error);
+    return call_updates(call, "/", event_id, STR_NONE, state, body, error);
 }
 
 enum status updates_await(const struct pod_call *call, const char *event_id, int64_t wait_ms,
                           struct update_state *state, struct buf *body, struct error *error)
 {
-    int64_t deadline_ns = clock_deadline_ms(wait_ms), pause_ms = ASK_MIN_MS;
+    struct backoff backoff = {.min_ms = 10, .max_ms = 500};
+    int64_t deadline_ns = clock_deadline_ms(wait_ms);
     for (;;) {
         struct pod_call ask = *call;
         ask.patience_ms = clock_ms_left(deadline_ns);
@@ -82,8 +70,8 @@ enum status updates_await(const struct pod_call *call, const char *event_id, int
             return status;
         if (body)
             buf_deinit(body);
+        int64_t pause_ms = backoff_next_ms(&backoff);
         pod_pause(pause_ms < ask.patience_ms ? pause_ms : ask.patience_ms);
-        pause_ms = pause_ms * 2 < ASK_MAX_MS ? pause_ms * 2 : ASK_MAX_MS;
     }
 }
 

@@ -11,9 +11,8 @@ enum update_status { UPDATE_PENDING, UPDATE_COMMITTED, UPDATE_FAILED };
 
 struct update_state {
     enum update_status status;
-    int64_t version;                /* of COMMITTED */
-    char code[64], message[512];    /* of FAILED */
-    char event_id[UUID_TEXT_BYTES]; /* as the pod has it */
+    int64_t version;             /* of COMMITTED */
+    char code[64], message[512]; /* of FAILED */
 };
 
 /* POST …/updates, with `query` ("?consistencyMode=…", or ""). Fails as pod_post(). */

@@ -276,7 +276,7 @@ static void verify_pod_run(struct verify *verify, struct verify_pair *pair, stru
 
 /* Compares one pair with every pod and prints a line for each; nothing where it was never written and is not named. */
 static void verify_pair_run(struct verify *verify, struct str tenant, struct refdata_dictionary *dictionary,
-                     bool is_named)
+                            bool is_named)
 {
     struct verify_pair pair = {.tenant = tenant, .dictionary = dictionary};
     struct error error = {0};

@@ -137,6 +137,7 @@ enum status http_request_query_raw(const struct http_request *request, struct st
 /* Decodes %xx (and '+' when plus_is_space) of `raw` into the arena; same failures as http_request_param(). */
 enum status http_percent_decode(struct str raw, bool plus_is_space, struct arena *arena, const char *field,
                                 struct str *out, struct error *error) MUST_CHECK;
+void http_percent_encode(struct buf *out, struct str text); /* all but the unreserved of RFC 3986 */
 /* Every query parameter must be among `names` (NULL-terminated), else BAD_REQUEST naming the unknown one. */
 enum status http_request_query_only(const struct http_request *request, const char *const *names,
                                     struct error *error) MUST_CHECK;

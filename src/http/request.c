@@ -65,6 +65,16 @@ enum status http_percent_decode(struct str raw, bool plus_is_space, struct arena
                : error_set_field(error, STATUS_BAD_REQUEST, field, "%s: is not valid UTF-8", field);
 }
 
+void http_percent_encode(struct buf *out, struct str text)
+{
+    static const char unreserved[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
+    for (size_t i = 0; i < text.len; i++)
+        if (text.ptr[i] && strchr(unreserved, text.ptr[i]))
+            buf_put_char(out, text.ptr[i]);
+        else
+            buf_printf(out, "%%%02X", (unsigned char)text.ptr[i]);
+}
+
 /* ---- the query ---- */
 
 /* A name as it would be written: names of ours are plain, so an encoded one is decoded before it is

@@ -12,15 +12,23 @@ enum {
     TRACE_ID_BYTES = 32,
 };
 
-void outbox_key_put_part(struct buf *key, struct str part)
+struct str outbox_key(const struct str *parts, size_t count, struct arena *arena)
 {
-    for (size_t i = 0; i < part.len; i++) {
-        unsigned char c = (unsigned char)part.ptr[i];
-        if (c < 0x20 || c == 0x7f || c == '/' || c == '%')
-            buf_printf(key, "%%%02X", c);
-        else
-            buf_put_char(key, (char)c);
+    struct buf key = {0};
+    for (size_t i = 0; i < count; i++) {
+        if (i)
+            buf_put_char(&key, '/');
+        for (size_t at = 0; at < parts[i].len; at++) {
+            unsigned char c = (unsigned char)parts[i].ptr[at];
+            if (c < 0x20 || c == 0x7f || c == '/' || c == '%')
+                buf_printf(&key, "%%%02X", c);
+            else
+                buf_put_char(&key, (char)c);
+        }
     }
+    struct str copy = arena_str(arena, buf_str(&key));
+    buf_deinit(&key);
+    return copy;
 }
 
 void outbox_message_write(const struct outbox_message *outgoing, const struct outbox_event *event,

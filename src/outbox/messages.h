@@ -21,9 +21,9 @@ typedef bool outbox_message_fn(void *context, const struct outbox_event *event, 
 #define OUTBOX_HEADER_AGGREGATE "aggregate_key"
 #define OUTBOX_HEADER_TENANT "tenant_id"
 
-/* A part of an aggregate's key: percent-encoded, so that the slashes between parts are the only ones and no part has a control
+/* An aggregate's key, in the arena: its parts with a slash between them, percent-encoded, so that no part has a slash or a control
  * character. */
-void outbox_key_put_part(struct buf *key, struct str part);
+struct str outbox_key(const struct str *parts, size_t count, struct arena *arena);
 
 struct outbox_message {
     struct str topic, key, payload;

@@ -93,15 +93,7 @@ bool entitlement_event_encode(struct str payload, const struct entitlement_event
 
 struct str entitlement_aggregate_key(struct str tenant, struct str user, struct str sku, struct arena *arena)
 {
-    struct buf key = {0};
-    outbox_key_put_part(&key, tenant);
-    buf_put_char(&key, '/');
-    outbox_key_put_part(&key, user);
-    buf_put_char(&key, '/');
-    outbox_key_put_part(&key, sku);
-    struct str copy = arena_str(arena, buf_str(&key));
-    buf_deinit(&key);
-    return copy;
+    return outbox_key((struct str[]){tenant, user, sku}, 3, arena);
 }
 
 static bool read_part(struct str part, struct arena *arena, struct str *text)

@@ -20,7 +20,7 @@ struct entitlement_event {
 bool entitlement_event_encode(struct str payload, const struct entitlement_event_row *row,
                               struct arena *arena, struct entitlement_event *event, const char **reason);
 
-/* "tenant/user/sku", as outbox_key_put_part() writes each: the aggregate's name in the outbox, and the key on the bus. */
+/* "tenant/user/sku", as outbox_key() writes it: the aggregate's name in the outbox, and the key on the bus. */
 struct str entitlement_aggregate_key(struct str tenant, struct str user, struct str sku, struct arena *arena);
 /* The part of a key after the tenant, "user/sku", decoded into the arena. False where the function above would write it
  * differently. */

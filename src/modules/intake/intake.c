@@ -65,26 +65,21 @@ static bool write_event(void *context, const struct outbox_event *event, struct 
                         struct arena *arena, const char **reason)
 {
     struct json_value body, member;
-    struct buf key = {0};
     (void)context;
     *reason = "the payload is no event";
     if (json_parse_stored(event->payload, JSON_DEPTH_LIMIT, &body, NULL) != STATUS_OK ||
         body.type != JSON_OBJECT || !json_get(&body, STR("event_id"), &member) ||
         member.type != JSON_STRING || !json_get(&body, STR("item"), &member) || member.type != JSON_OBJECT)
         return false;
-    outbox_key_put_part(&key, event->extra[EXTRA_TENANT]);
-    buf_put_char(&key, '/');
-    outbox_key_put_part(&key, event->extra[EXTRA_SKU]);
     const struct outbox_message fields = {
         .topic = STR(INTAKE_EVENTS),
-        .key = arena_str(arena, buf_str(&key)),
+        .key = outbox_key((struct str[]){event->extra[EXTRA_TENANT], event->extra[EXTRA_SKU]}, 2, arena),
         .payload = event->payload,
         .tenant = event->extra[EXTRA_TENANT],
         .occurred_at = event->extra[EXTRA_OCCURRED_AT],
         .traceparent = event->extra[EXTRA_TRACEPARENT],
     };
     outbox_message_write(&fields, event, message, arena);
-    buf_deinit(&key);
     return true;
 }
 

@@ -47,19 +47,6 @@ static const struct db_statement create_sql =
     DB_STATEMENT("select status, body, event_id::text from intake.create_item($1, $2, $3, $4, $5, $6)");
 enum { CREATE_EVENT_ID = 2 };
 
-/* Made of the request, so that it is not stored with the answer. */
-static void put_location(struct buf *lines, struct str sku)
-{
-    buf_put_str(lines, STR("Location: /api/v1/items/"));
-    for (size_t i = 0; i < sku.len; i++) {
-        unsigned char c = (unsigned char)sku.ptr[i];
-        bool is_unreserved = (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') ||
-                             (c != '\0' && strchr("-._~", c));
-        buf_printf(lines, is_unreserved ? "%c" : "%%%02X", c);
-    }
-    buf_put_str(lines, STR("\r\n"));
-}
-
 static void create_item(struct http_request *request, const struct str *texts, struct str attributes)
 {
     struct intake *intake = request->context;
@@ -82,8 +69,11 @@ static void create_item(struct http_request *request, const struct str *texts, s
                             db_result_str(outcome.rows, 0, CREATE_EVENT_ID));
     if (outcome.has_effect)
         outbox_wake(intake->publisher);
-    if (outcome.status < 400)
-        put_location(&location, texts[SKU]);
+    if (outcome.status < 400) { /* made of the request, so that it is not stored with the answer */
+        buf_put_str(&location, STR("Location: /api/v1/items/"));
+        http_percent_encode(&location, texts[SKU]);
+        buf_put_str(&location, STR("\r\n"));
+    }
     idempotency_send(request, &outcome, &error, buf_str(&location));
     if (!outcome.replayed && error.status != STATUS_IDEMPOTENCY_KEY_CONFLICT &&
         error.status != STATUS_IDEMPOTENCY_KEY_PROCESSING)
