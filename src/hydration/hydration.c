@@ -121,7 +121,7 @@ void hydration_destroy(struct hydration *hydration)
     if (!hydration)
         return;
     for (size_t i = 0; i < hydration->owner_count; i++)
-        hydration_questions_deinit(&hydration->owners[i]);
+        hydration_owner_close(&hydration->owners[i]);
     for (unsigned i = 0; i < loop_group_count(hydration->config.loops); i++)
         hydration_shard_destroy(hydration->shards[i]);
     free(hydration->shards);

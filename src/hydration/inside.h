@@ -1,13 +1,12 @@
 /* Hydration from inside: what its files share. A shard is one loop's part: its lookups, waiters and memory. Only its loop touches
  * it, but for a lookup's job while a worker runs it.
  *
- *   waiters.c    asking, waiting, timeouts, callbacks         owner.c      looks entities up, publishes answers and changes
- *   lookup.c     the states of a lookup, its jobs             questions.c  questions that wait for an owner of this process
- *   deliver.c    events to lookups and waiters                wire.c       the three events on the bus
- *   memory.c     copies and absences of a shard               event.c      the three events as messages
- *   ledger.c     copies, absences and flights in PostgreSQL   turns.c      tenants take turns in a queue
- *   wait.c       asking from a thread that may block          cover.c      how much of an entity; names
- *   hydration.c  settings, life                               metrics.c    metrics */
+ *   waiters.c  asking, waiting, timeouts, callbacks         owner.c      an owner's questions, answers and changes
+ *   lookup.c   the states of a lookup, its jobs             wire.c       the three events on the bus
+ *   deliver.c  events to lookups and waiters                event.c      the three events as messages
+ *   memory.c   copies and absences of a shard               turns.c      tenants take turns in a queue
+ *   ledger.c   copies, absences and flights in PostgreSQL   cover.c      how much of an entity; names
+ *   wait.c     asking from a thread that may block          hydration.c  settings, life; metrics.c metrics */
 #ifndef FRESHET_HYDRATION_INSIDE_H
 #define FRESHET_HYDRATION_INSIDE_H
 
@@ -21,6 +20,7 @@
 #include "base/uuid.h"
 #include "hydration/event.h"
 #include "hydration/hydration.h"
+#include "loop/task.h"
 
 enum {
     HYDRATION_OWNERS_MAX = 16,
@@ -271,45 +271,26 @@ void hydration_recent_add(struct hydration_lookup *lookup); /* its correlation i
 void hydration_post(struct hydration *hydration, struct hydration_shard *asker,
                     const struct hydration_event *event);
 
-/* ---- owner.c, questions.c: an owner in this process, and the questions that wait for it ---- */
+/* ---- owner.c: an owner in this process, and the questions that wait for it ---- */
 struct hydration_owner_slot {
     struct hydration *hydration;
     struct hydration_owner row;
     char group[sizeof "entity-" + HYDRATION_TYPE_BYTES_MAX]; /* of processes with this owner */
     atomic_llong asked_until_ns; /* until then an entity that was asked for here may be held */
-    pthread_mutex_t lock;        /* for what follows */
-    pthread_cond_t idle;
+    struct task *answering[HYDRATION_PARALLEL];
+    pthread_mutex_t lock;         /* for what follows */
     struct hydration_turns turns; /* of waiting questions */
-    bool stopping;
-    unsigned busy;
-    struct hydration_answering { /* answers questions one by one */
-        struct worker_job job;
-        struct hydration_owner_slot *slot;
-        bool is_busy;
-    } answering[HYDRATION_PARALLEL];
+    unsigned busy;                /* of `answering` */
 };
 /* NULL: no owner of that type in this process. */
 struct hydration_owner_slot *hydration_owner_find(struct hydration *hydration, struct str entity_type);
-void hydration_owner_answer(struct hydration_owner_slot *slot); /* on a worker: some of its questions */
 enum status hydration_owner_follow(struct hydration_owner_slot *slot, struct bus *events,
                                    struct error *error) MUST_CHECK; /* its topic, if it has one */
-
-struct hydration_asked { /* a question that waits for its owner */
-    struct hydration_turn_item turn;
-    struct hydration_shard *asker;
-    int64_t expires_ns;
-    struct arena arena;
-    struct hydration_event question; /* of the arena */
-};
-void hydration_questions_init(struct hydration_owner_slot *slot);
-void hydration_questions_deinit(struct hydration_owner_slot *slot); /* waits for running answers */
 /* Any thread, never blocks. The question is borrowed. It is answered, or dropped and counted: then its lookup asks again.
  * `asker`: the shard that asked directly, which gets the answer without the bus too; NULL: it came over the bus. */
-void hydration_questions_put(struct hydration_owner_slot *slot, const struct hydration_event *question,
-                             struct hydration_shard *asker);
-/* The next one whose lookup still waits; NULL: none. */
-struct hydration_asked *hydration_questions_take(struct hydration_owner_slot *slot);
-void hydration_asked_free(struct hydration_asked *asked);
+void hydration_owner_ask(struct hydration_owner_slot *slot, const struct hydration_event *question,
+                         struct hydration_shard *asker);
+void hydration_owner_close(struct hydration_owner_slot *slot); /* waits for running answers */
 
 /* ---- wire.c ---- */
 /* Before bus_start(): questions for the owners of this process, and where it `consumes`, answers and changes. */

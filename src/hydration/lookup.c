@@ -184,7 +184,7 @@ static void ask_owner(struct hydration_lookup *lookup, const struct hydration_co
         job->kind == LOOKUP_FIND ? hydration_owner_find(hydration, need->entity_type) : NULL;
 
     if (local)
-        hydration_questions_put(local, &question, lookup->shard);
+        hydration_owner_ask(local, &question, lookup->shard);
     else
         job->asked = hydration_wire_send(hydration, &question, 1, job->deadline_ns, &job->error);
     if (job->asked == STATUS_OK)

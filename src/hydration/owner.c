@@ -2,24 +2,44 @@
  * with the whole entity. Events are made in two functions, make_answer() and publish_change(), which apply visibility:
  *
  * a private entity is answered to the caller that asked, by name, and its change is published for its only caller where the owner
- * can name one; else the change has no data, and consumers drop their copies. A question without a caller sees nothing private. */
+ * can name one; else the change has no data, and consumers drop their copies. A question without a caller sees nothing private.
+ *
+ * Each owner has a bounded queue of questions and answers few at once, so that an owner that hangs holds up no other. Tenants take
+ * turns, and each has a bounded part of the queue: as many as one loop looks up of a type at once, so that a burst of lookups waits
+ * and is not dropped. A question for which there is no room, or that waited longer than its lookup, is dropped and counted: the
+ * oldest first, since its lookup ends first. */
 #include <assert.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/failpoint.h"
+#include "base/hash.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "hydration/inside.h"
 
 enum {
     FOLLOWED_AT_ONCE = 100,
     ANSWERS_MAX = 16,
     QUICK_MS = 5, /* an answer waits so long for others that are published with it */
+    QUESTIONS_MAX = HYDRATION_LOOKUPS_MAX,
+    QUESTIONS_OF_TENANT_MAX = HYDRATION_TYPE_MAX,
+    QUESTION_BYTES = 512, /* enough for most: the bound counts questions, so each should be small */
+};
+
+/* A question that waits for its owner. */
+struct question {
+    struct hydration_turn_item turn;
+    struct hydration_shard *asker;
+    int64_t expires_ns;
+    struct arena arena;
+    struct hydration_event event; /* of the arena */
 };
 
 /* A look at one entity, and the event that is made of it. */
 struct look {
-    struct hydration_asked *asked; /* NULL: for a change */
+    struct question *question; /* NULL: for a change */
     struct hydration_need need;
     struct arena arena;
     struct buf whole, cut;
@@ -44,13 +64,19 @@ static enum status look_open(struct look *look, const struct hydration_owner *ow
     return status;
 }
 
+static void free_question(struct question *question)
+{
+    arena_deinit(&question->arena);
+    free(question);
+}
+
 static void look_close(struct look *look)
 {
     buf_deinit(&look->whole);
     buf_deinit(&look->cut);
     arena_deinit(&look->arena);
-    if (look->asked)
-        hydration_asked_free(look->asked);
+    if (look->question)
+        free_question(look->question);
 }
 
 static void put_data(struct look *look, const struct hydration_cover *cover)
@@ -62,22 +88,50 @@ static void put_data(struct look *look, const struct hydration_cover *cover)
     look->event.has_cover = true;
 }
 
-void hydration_provide(struct hydration *hydration, const struct hydration_owner *owner)
+/* ---- questions that wait ---- */
+
+static void drop_question(struct hydration_turn_item *item)
 {
-    assert(hydration->owner_count < HYDRATION_OWNERS_MAX);
-    struct hydration_owner_slot *slot = &hydration->owners[hydration->owner_count++];
-    slot->hydration = hydration;
-    slot->row = *owner;
-    snprintf(slot->group, sizeof slot->group, "entity-%s", owner->entity_type);
-    hydration_questions_init(slot);
+    hydration_count_ignored("overload");
+    free_question(CONTAINER_OF(item, struct question, turn));
 }
 
-struct hydration_owner_slot *hydration_owner_find(struct hydration *hydration, struct str entity_type)
+void hydration_owner_ask(struct hydration_owner_slot *slot, const struct hydration_event *event,
+                         struct hydration_shard *asker)
 {
-    for (size_t i = 0; i < hydration->owner_count; i++)
-        if (str_eq(str_from(hydration->owners[i].row.entity_type), entity_type))
-            return &hydration->owners[i];
-    return NULL;
+    struct question *question = memory_zalloc(sizeof *question);
+    uint64_t tenant = hash_seeded(event->tenant);
+
+    arena_init(&question->arena, QUESTION_BYTES);
+    hydration_event_copy(event, &question->arena, &question->event);
+    question->asker = asker;
+    question->expires_ns = clock_deadline_ms(event->wait_ms > 0 ? event->wait_ms : HYDRATION_OWNER_MS);
+    pthread_mutex_lock(&slot->lock);
+    struct hydration_turn_item *dropped =
+        hydration_turns_make_room(&slot->turns, tenant, QUESTIONS_OF_TENANT_MAX, QUESTIONS_MAX);
+    hydration_turns_put(&slot->turns, tenant, &question->turn);
+    unsigned next = slot->busy < HYDRATION_PARALLEL ? slot->busy : 0;
+    pthread_mutex_unlock(&slot->lock);
+    for (unsigned i = 0; i <= next; i++) /* one may be busy with a look that takes long */
+        task_wake(slot->answering[i]);
+    if (dropped)
+        drop_question(dropped);
+}
+
+/* The next one whose lookup still waits; NULL: none. */
+static struct question *take_question(struct hydration_owner_slot *slot)
+{
+    int64_t now_ns = clock_mono_ns();
+    struct hydration_turn_item *item;
+
+    pthread_mutex_lock(&slot->lock);
+    while ((item = hydration_turns_peek(&slot->turns)) != NULL &&
+           CONTAINER_OF(item, struct question, turn)->expires_ns <= now_ns)
+        drop_question(
+            hydration_turns_take(&slot->turns, item->share)); /* it does not use its tenant's turn */
+    item = hydration_turns_next(&slot->turns);
+    pthread_mutex_unlock(&slot->lock);
+    return item ? CONTAINER_OF(item, struct question, turn) : NULL;
 }
 
 /* ---- answers ---- */
@@ -117,13 +171,13 @@ static void log_unanswered(struct hydration *hydration, const struct hydration_e
 }
 
 /* Looks one up. A shard that asked directly gets the answer at once. */
-static bool answer_one(struct hydration_owner_slot *slot, struct hydration_asked *asked, struct look *look)
+static bool answer_one(struct hydration_owner_slot *slot, struct question *asked, struct look *look)
 {
     struct hydration *hydration = slot->hydration;
-    const struct hydration_event *question = &asked->question;
+    const struct hydration_event *question = &asked->event;
     struct error error = {0};
 
-    *look = (struct look){.asked = asked,
+    *look = (struct look){.question = asked,
                           .need = {.tenant = question->tenant,
                                    .subject = question->subject,
                                    .entity_type = question->entity_type,
@@ -142,50 +196,75 @@ static bool answer_one(struct hydration_owner_slot *slot, struct hydration_asked
     return true;
 }
 
+static void log_answer(struct hydration *hydration, const struct hydration_event *question,
+                       const struct hydration_event *answer, enum status status, const struct error *error)
+{
+    if (status != STATUS_OK) {
+        log_unanswered(hydration, question, error);
+        return;
+    }
+    log_info("hydration_answered", LOG_STR("entity_type", question->entity_type),
+             LOG_STR("entity_id", question->entity_id),
+             LOG_CSTR("hydration_mode", hydration_mode_names[question->cover.mode]),
+             LOG_STR("requester_module", question->module), LOG_STR("source_module", answer->module),
+             LOG_STR("correlation_id", question->correlation_id), LOG_STR("tenant_id", question->tenant),
+             LOG_CSTR("result", answer->kind == HYDRATION_EVENT_UPDATED ? "updated" : "not-found"));
+}
+
 /* While the owner is quick, its answers are published together. The bus carries every answer: other processes may wait for it, and
  * the ledger stores it. */
-void hydration_owner_answer(struct hydration_owner_slot *slot)
+static void answer_some(struct hydration_owner_slot *slot)
 {
     int64_t quick_until_ns = clock_deadline_ms(QUICK_MS), deadline_ns;
     struct hydration_event answers[ANSWERS_MAX];
     struct look looks[ANSWERS_MAX];
-    struct hydration_asked *asked;
+    struct question *question;
     struct error error = {0};
     size_t count = 0;
     bool goes_on;
 
     do {
-        asked = hydration_questions_take(slot);
+        question = take_question(slot);
         /* An answer to another process is sent before the next look, which may take long; an asker here has its answer. */
-        goes_on = asked && asked->asker;
-        if (asked && answer_one(slot, asked, &looks[count])) {
+        goes_on = question && question->asker;
+        if (question && answer_one(slot, question, &looks[count])) {
             answers[count] = looks[count].event;
             count++;
-        } else if (asked) {
+        } else if (question) {
             look_close(&looks[count]);
         }
     } while (goes_on && count < ANSWERS_MAX && clock_mono_ns() < quick_until_ns);
     deadline_ns = clock_deadline_ms(HYDRATION_OWNER_MS);
     enum status status = hydration_wire_send(slot->hydration, answers, count, deadline_ns, &error);
     FAILPOINT("hydration.after_answer");
+    bool is_one_refused = count > 1 && (status == STATUS_BAD_REQUEST || status == STATUS_PAYLOAD_TOO_LARGE);
     for (size_t i = 0; i < count; i++) {
-        const struct hydration_event *question = &looks[i].asked->question, *answer = &answers[i];
-        bool is_one_refused =
-            count > 1 && (status == STATUS_BAD_REQUEST || status == STATUS_PAYLOAD_TOO_LARGE);
-        enum status own_status =
-            is_one_refused ? hydration_wire_send(slot->hydration, answer, 1, deadline_ns, &error) : status;
-        if (own_status == STATUS_OK)
-            log_info("hydration_answered", LOG_STR("entity_type", question->entity_type),
-                     LOG_STR("entity_id", question->entity_id),
-                     LOG_CSTR("hydration_mode", hydration_mode_names[question->cover.mode]),
-                     LOG_STR("requester_module", question->module), LOG_STR("source_module", answer->module),
-                     LOG_STR("correlation_id", question->correlation_id),
-                     LOG_STR("tenant_id", question->tenant),
-                     LOG_CSTR("result", answer->kind == HYDRATION_EVENT_UPDATED ? "updated" : "not-found"));
-        else
-            log_unanswered(slot->hydration, question, &error);
+        enum status own = is_one_refused
+                              ? hydration_wire_send(slot->hydration, &answers[i], 1, deadline_ns, &error)
+                              : status;
+        log_answer(slot->hydration, &looks[i].question->event, &answers[i], own, &error);
         look_close(&looks[i]);
     }
+}
+
+/* On a worker, one of HYDRATION_PARALLEL. */
+static int64_t answer_step(struct task *task, void *context)
+{
+    struct hydration_owner_slot *slot = context;
+
+    pthread_mutex_lock(&slot->lock);
+    slot->busy++;
+    bool is_more = slot->turns.queued > 1;
+    pthread_mutex_unlock(&slot->lock);
+    for (size_t i = 0; i < HYDRATION_PARALLEL && is_more; i++)
+        if (slot->answering[i] != task)
+            task_wake(slot->answering[i]);
+    answer_some(slot);
+    pthread_mutex_lock(&slot->lock);
+    slot->busy--;
+    is_more = slot->turns.queued > 0;
+    pthread_mutex_unlock(&slot->lock);
+    return is_more ? TASK_NOW : TASK_IDLE;
 }
 
 /* ---- changes ---- */
@@ -322,4 +401,48 @@ enum status hydration_owner_follow(struct hydration_owner_slot *slot, struct bus
                              .handler = on_followed,
                          },
                          error);
+}
+
+/* ---- life ---- */
+
+void hydration_provide(struct hydration *hydration, const struct hydration_owner *owner)
+{
+    assert(hydration->owner_count < HYDRATION_OWNERS_MAX);
+    struct hydration_owner_slot *slot = &hydration->owners[hydration->owner_count++];
+    slot->hydration = hydration;
+    slot->row = *owner;
+    snprintf(slot->group, sizeof slot->group, "entity-%s", owner->entity_type);
+    hydration_turns_init(&slot->turns);
+    pthread_mutex_init(&slot->lock, NULL);
+    for (size_t i = 0; i < HYDRATION_PARALLEL; i++) {
+        slot->answering[i] =
+            task_create(&(struct task_config){.name = "hydration_owner",
+                                              .loop = loop_group_loop(hydration->config.loops, 0),
+                                              .pool = hydration->config.workers,
+                                              .run = answer_step,
+                                              .context = slot});
+        task_start(slot->answering[i], TASK_IDLE);
+    }
+}
+
+struct hydration_owner_slot *hydration_owner_find(struct hydration *hydration, struct str entity_type)
+{
+    for (size_t i = 0; i < hydration->owner_count; i++)
+        if (str_eq(str_from(hydration->owners[i].row.entity_type), entity_type))
+            return &hydration->owners[i];
+    return NULL;
+}
+
+void hydration_owner_close(struct hydration_owner_slot *slot)
+{
+    struct hydration_turn_item *item;
+
+    for (size_t i = 0; i < HYDRATION_PARALLEL; i++)
+        task_stop(slot->answering[i], TASK_FOREVER);
+    for (size_t i = 0; i < HYDRATION_PARALLEL; i++) /* each wakes the others */
+        task_destroy(slot->answering[i]);
+    while ((item = hydration_turns_next(&slot->turns)) != NULL)
+        drop_question(item);
+    hydration_turns_deinit(&slot->turns);
+    pthread_mutex_destroy(&slot->lock);
 }

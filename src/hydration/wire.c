@@ -7,7 +7,7 @@
  * what the ledger stores, and changes, are not lost while no process reads. NATS calls its handlers on the client's thread, which
  * never waits here.
  *
- * Questions are read as fast as they arrive and wait in their owner's queue (questions.c), not on the bus, where those of one tenant
+ * Questions are read as fast as they arrive and wait in their owner's queue (owner.c), not on the bus, where those of one tenant
  * would be ahead of all others; questions that a process had in its queue when it died are asked again. Invalid messages are
  * dead-lettered by the shared groups alone, so that each has one dead letter, not one for each process. */
 #include "base/failpoint.h"
@@ -99,7 +99,7 @@ static bool take_question(struct hydration_owner_slot *slot, const struct bus_me
 
     if (read_message(message, arena, &question, error) == STATUS_OK) {
         if (str_eq(question.entity_type, own_type))
-            hydration_questions_put(slot, &question, NULL);
+            hydration_owner_ask(slot, &question, NULL);
         return true;
     }
     if (json_parse_stored(message->payload, JSON_DEPTH_LIMIT, &body, NULL) == STATUS_OK &&

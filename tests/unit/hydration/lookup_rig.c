@@ -433,7 +433,7 @@ int rig_close(void **state)
     hydration_shard_stop(rig_shard);
     worker_pool_stop(rig.config.workers);
     for (size_t i = 0; i < rig.owner_count; i++)
-        hydration_questions_deinit(&rig.owners[i]);
+        hydration_owner_close(&rig.owners[i]);
     while (loop_settle(rig_loop))
         ;
     bool is_left = !is_empty(NULL);

@@ -339,7 +339,8 @@ void rig_pod_open(struct rig_pod *pod, unsigned number, const char *const *entit
 {
     static const struct hydration_settings settings = {.copy_ttl_ms = 300000};
     *pod = (struct rig_pod){.number = number};
-    pod->loop = loop_create(&(struct loop_options){0});
+    pod->engine.config.loops = loop_group_create(1, 0);
+    pod->loop = loop_group_loop(pod->engine.config.loops, 0);
     pod->workers = worker_pool_create("pod", 6, 1000);
     pod->bus = create_bus(pod);
     pod->engine.config.workers = pod->workers;
@@ -389,11 +390,11 @@ void rig_pod_close(struct rig_pod *pod)
     loop_stop(pod->loop);
     pthread_join(pod->thread, NULL);
     for (size_t i = 0; i < pod->engine.owner_count; i++)
-        hydration_questions_deinit(&pod->engine.owners[i]);
+        hydration_owner_close(&pod->engine.owners[i]);
     bus_destroy(pod->bus);
     worker_pool_stop(pod->workers);
     worker_pool_destroy(pod->workers);
-    loop_destroy(pod->loop);
+    loop_group_destroy(pod->engine.config.loops);
 }
 
 /* ---- questions ---- */
