@@ -6,20 +6,15 @@
 #include "base/json.h"
 #include "hydration/inside.h"
 
-static unsigned fields_of(const struct hydration_cover *cover)
-{
-    return cover && cover->mode == HYDRATION_PARTIAL ? cover->field_count : 0;
-}
-
 bool hydration_cover_includes(const struct hydration_cover *wide, const struct hydration_cover *narrow)
 {
-    unsigned at = 0, wide_count = fields_of(wide);
+    unsigned at = 0;
     if (wide->mode == HYDRATION_FULL || narrow->mode == HYDRATION_FULL)
         return wide->mode == HYDRATION_FULL;
-    for (unsigned i = 0; i < fields_of(narrow); i++) {
-        while (at < wide_count && str_compare(wide->fields[at], narrow->fields[i]) < 0)
+    for (unsigned i = 0; i < narrow->field_count; i++) {
+        while (at < wide->field_count && str_compare(wide->fields[at], narrow->fields[i]) < 0)
             at++;
-        if (at == wide_count || !str_eq(wide->fields[at], narrow->fields[i]))
+        if (at == wide->field_count || !str_eq(wide->fields[at], narrow->fields[i]))
             return false;
     }
     return true;
@@ -27,19 +22,18 @@ bool hydration_cover_includes(const struct hydration_cover *wide, const struct h
 
 bool hydration_cover_equal(const struct hydration_cover *a, const struct hydration_cover *b)
 {
-    return a->mode == b->mode && fields_of(a) == fields_of(b) && hydration_cover_includes(a, b);
+    return a->mode == b->mode && a->field_count == b->field_count && hydration_cover_includes(a, b);
 }
 
-bool hydration_data_includes(const struct hydration_cover *cover, struct str data,
-                             const struct hydration_cover *need)
+bool hydration_event_includes(const struct hydration_event *event, const struct hydration_cover *need)
 {
-    const struct json_value object = {JSON_OBJECT, data};
+    const struct json_value object = {JSON_OBJECT, event->data};
     struct json_value member;
-    if (cover)
-        return hydration_cover_includes(cover, need);
+    if (event->has_cover)
+        return hydration_cover_includes(&event->cover, need);
     if (need->mode == HYDRATION_FULL)
         return false;
-    for (unsigned i = 0; i < fields_of(need); i++)
+    for (unsigned i = 0; i < need->field_count; i++)
         if (!json_get(&object, need->fields[i], &member))
             return false;
     return true;
@@ -59,7 +53,7 @@ void hydration_cover_cut(const struct hydration_cover *cover, struct str object,
     }
     buf_put_char(out, '{');
     json_iter_init(&it, &whole);
-    while (fields_of(cover) && json_iter_next(&it, &name, &member)) {
+    while (cover->field_count > 0 && json_iter_next(&it, &name, &member)) {
         unsigned at = 0;
         while (at < cover->field_count && !json_str_eq(name, cover->fields[at]))
             at++;
@@ -77,10 +71,10 @@ void hydration_cover_cut(const struct hydration_cover *cover, struct str object,
 
 /* ---- copies ---- */
 
-size_t hydration_cover_bytes(const struct hydration_cover *cover)
+static size_t cover_bytes(const struct hydration_cover *cover)
 {
     size_t bytes = 0;
-    for (unsigned i = 0; i < fields_of(cover); i++)
+    for (unsigned i = 0; i < cover->field_count; i++)
         bytes += sizeof cover->fields[i] + cover->fields[i].len;
     return bytes;
 }
@@ -88,26 +82,49 @@ size_t hydration_cover_bytes(const struct hydration_cover *cover)
 struct str hydration_text_keep(struct str text, char **at)
 {
     struct str kept = str_of(*at, text.len);
-    if (text.len)
-        memcpy(*at, text.ptr, text.len);
-    *at += text.len;
+    *at = str_put(*at, text);
     return kept;
 }
 
-struct hydration_cover hydration_cover_keep(const struct hydration_cover *cover, char **at)
+static void keep_cover(struct hydration_cover *cover, char **at)
 {
-    unsigned count = fields_of(cover);
     struct str *fields = (struct str *)(void *)*at;
-    *at += count * sizeof *fields;
-    for (unsigned i = 0; i < count; i++)
+    *at += cover->field_count * sizeof *fields;
+    for (unsigned i = 0; i < cover->field_count; i++)
         fields[i] = hydration_text_keep(cover->fields[i], at);
-    return (struct hydration_cover){cover->mode, fields, count};
+    cover->fields = fields;
 }
 
-struct hydration_cover hydration_cover_copy(const struct hydration_cover *cover, struct arena *arena)
+size_t hydration_need_bytes(const struct hydration_need *need)
 {
-    char *at = arena_alloc(arena, hydration_cover_bytes(cover));
-    return hydration_cover_keep(cover, &at);
+    return cover_bytes(&need->cover) + need->tenant.len + need->subject.len + need->entity_type.len +
+           need->entity_id.len;
+}
+
+void hydration_need_keep(struct hydration_need *need, char *at)
+{
+    keep_cover(&need->cover, &at);
+    need->tenant = hydration_text_keep(need->tenant, &at);
+    need->subject = hydration_text_keep(need->subject, &at);
+    need->entity_type = hydration_text_keep(need->entity_type, &at);
+    need->entity_id = hydration_text_keep(need->entity_id, &at);
+}
+
+size_t hydration_event_bytes(const struct hydration_event *event)
+{
+    return cover_bytes(&event->cover) + event->tenant.len + event->subject.len + event->correlation_id.len +
+           event->entity_type.len + event->entity_id.len + event->module.len + event->data.len +
+           event->traceparent.len;
+}
+
+void hydration_event_keep(struct hydration_event *event, char *at)
+{
+    struct str *const texts[] = {&event->tenant,      &event->subject,    &event->correlation_id,
+                                 &event->entity_type, &event->entity_id,  &event->module,
+                                 &event->data,        &event->traceparent};
+    keep_cover(&event->cover, &at);
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        *texts[i] = hydration_text_keep(*texts[i], &at);
 }
 
 /* ---- names ---- */

@@ -32,11 +32,10 @@ static void split_by_caller(struct hydration_lookup *lookup)
 }
 
 static void deliver_to(struct hydration_lookup *lookup, const struct hydration_event *event,
-                       const struct hydration_cover *cover, const struct hydration_outcome *outcome,
-                       bool is_ledger)
+                       const struct hydration_outcome *outcome, bool is_ledger)
 {
-    bool is_enough = outcome->result == HYDRATION_NOT_FOUND ||
-                     hydration_data_includes(cover, event->data, &lookup->need.cover);
+    bool is_enough =
+        outcome->result == HYDRATION_NOT_FOUND || hydration_event_includes(event, &lookup->need.cover);
     bool has_asked = lookup->question.subject || hydration_lookup_is_own(lookup, event->correlation_id);
     struct hydration_waiter *waiter, *next;
 
@@ -76,7 +75,7 @@ static struct hydration_lookup *next_lookup(const struct hydration_lookup *looku
 
 /* Lookups that split_by_caller() opens are at the head of their bucket, where the walk has been. */
 static void deliver_to_all(struct hydration_shard *shard, uint64_t hash, const struct hydration_event *event,
-                           const struct hydration_cover *cover, bool is_ledger)
+                           bool is_ledger)
 {
     bool is_updated = event->kind == HYDRATION_EVENT_UPDATED;
     const struct hydration_outcome outcome = {
@@ -91,7 +90,7 @@ static void deliver_to_all(struct hydration_shard *shard, uint64_t hash, const s
 
     for (lookup = lookup_of(map_first(&shard->lookups, hash), event); lookup; lookup = next) {
         next = next_lookup(lookup, event);
-        deliver_to(lookup, event, cover, &outcome, is_ledger);
+        deliver_to(lookup, event, &outcome, is_ledger);
     }
     hydration_waiters_call(shard);
 }
@@ -100,9 +99,9 @@ bool hydration_deliver_ledger(struct hydration_shard *shard, const struct hydrat
                               int64_t ttl_ms)
 {
     uint64_t hash = hydration_entity_hash(event->tenant, event->entity_type, event->entity_id);
-    if (!hydration_memory_store(&shard->memory, event, &event->cover, true, ttl_ms, loop_now_ns(shard->loop)))
+    if (!hydration_memory_store(&shard->memory, event, true, ttl_ms, loop_now_ns(shard->loop)))
         return false;
-    deliver_to_all(shard, hash, event, &event->cover, true);
+    deliver_to_all(shard, hash, event, true);
     return true;
 }
 
@@ -118,28 +117,27 @@ void hydration_recent_add(struct hydration_lookup *lookup)
 /* Answers to any process's question are kept, changes only of entities that are known here. `recent`: the question of this shard that
  * it answers; NULL: another's, or not a recent one. */
 static void deliver_valid(struct hydration_shard *shard, uint64_t hash, struct hydration_event *event,
-                          struct hydration_recent *recent, bool is_direct, struct arena *arena)
+                          struct hydration_recent *recent, bool is_direct)
 {
     const struct hydration_settings *settings = shard->hydration->config.settings;
     const struct hydration_lookup *first = lookup_of(map_first(&shard->lookups, hash), event), *asked = first;
 
     while (asked && !hydration_lookup_is_own(asked, event->correlation_id))
         asked = next_lookup(asked, event);
-    /* A program outside of freshet may answer without cover or caller: then those of the question count. */
+    /* A program outside of freshet may answer without cover or caller: then those of the question count, borrowed from its lookup,
+     * which is there until the tick is over. */
     if (asked && event->is_private && !event->subject.len)
-        event->subject =
-            arena_str(arena, str_eq(event->correlation_id, str_from(asked->question.correlation_id))
-                                 ? str_from(asked->question.subject)
-                                 : asked->job.need.subject);
+        event->subject = str_eq(event->correlation_id, str_from(asked->question.correlation_id))
+                             ? str_from(asked->question.subject)
+                             : asked->job.need.subject;
     if (asked && !event->has_cover) {
-        event->cover = hydration_cover_copy(&asked->need.cover, arena);
+        event->cover = asked->need.cover;
         event->has_cover = true;
     }
-    const struct hydration_cover *cover = event->has_cover ? &event->cover : NULL;
     int64_t ttl_ms = event->kind == HYDRATION_EVENT_UPDATED ? settings->copy_ttl_ms
                      : first                                ? first->policy.negative_cache_ttl_ms
                                                             : settings->policy.negative_cache_ttl_ms;
-    bool is_new = hydration_memory_store(&shard->memory, event, cover, first || event->correlation_id.len > 0,
+    bool is_new = hydration_memory_store(&shard->memory, event, first || event->correlation_id.len > 0,
                                          ttl_ms, loop_now_ns(shard->loop));
     if (!is_new)
         hydration_count_ignored("stale");
@@ -150,7 +148,7 @@ static void deliver_valid(struct hydration_shard *shard, uint64_t hash, struct h
     if (recent && (is_new || is_direct))
         recent->state = is_direct ? RECENT_ANSWERED_DIRECTLY : RECENT_ANSWERED;
     if (is_new)
-        deliver_to_all(shard, hash, event, cover, false);
+        deliver_to_all(shard, hash, event, false);
 }
 
 void hydration_deliver(struct hydration_shard *shard, const struct hydration_event *event, bool is_direct)
@@ -159,7 +157,6 @@ void hydration_deliver(struct hydration_shard *shard, const struct hydration_eve
     uint64_t correlation = hash_seeded(event->correlation_id);
     struct hydration_recent *recent = &shard->recent[correlation % HYDRATION_RECENT_MAX];
     struct hydration_event own = *event;
-    struct arena arena = ARENA(HYDRATION_ARENA_BYTES);
 
     if (!event->correlation_id.len || recent->correlation != correlation)
         recent = NULL;
@@ -173,16 +170,14 @@ void hydration_deliver(struct hydration_shard *shard, const struct hydration_eve
         recent->state = RECENT_ANSWERED; /* the bus's copy of the answer that was delivered */
         return;
     }
-    deliver_valid(shard, hash, &own, recent, is_direct, &arena);
-    arena_deinit(&arena);
+    deliver_valid(shard, hash, &own, recent, is_direct);
 }
 
 /* ---- from other threads ---- */
 
 /* One copy of an event for all shards that it goes to; the last of them frees it. */
 struct posted {
-    struct arena arena;
-    struct hydration_event event;
+    struct hydration_event event; /* its texts follow the messages */
     bool is_direct;
     atomic_uint refs;
     struct posted_message {
@@ -198,20 +193,19 @@ static void on_posted(struct loop *loop, struct loop_message *message)
     struct posted *posted = own->posted;
     (void)loop;
     hydration_deliver(own->shard, &posted->event, posted->is_direct);
-    if (atomic_fetch_sub(&posted->refs, 1) > 1)
-        return;
-    arena_deinit(&posted->arena);
-    free(posted);
+    if (atomic_fetch_sub(&posted->refs, 1) == 1)
+        free(posted);
 }
 
 void hydration_post(struct hydration *hydration, struct hydration_shard *asker,
                     const struct hydration_event *event)
 {
     unsigned count = asker ? 1 : loop_group_count(hydration->config.loops);
-    struct posted *posted = memory_alloc(sizeof *posted + count * sizeof posted->messages[0]);
+    struct posted *posted =
+        memory_alloc(sizeof *posted + count * sizeof posted->messages[0] + hydration_event_bytes(event));
 
-    posted->arena = ARENA(HYDRATION_ARENA_BYTES);
-    hydration_event_copy(event, &posted->arena, &posted->event);
+    posted->event = *event;
+    hydration_event_keep(&posted->event, (char *)&posted->messages[count]);
     posted->is_direct = asker;
     atomic_init(&posted->refs, count);
     for (unsigned i = 0; i < count; i++) {

@@ -290,15 +290,3 @@ unsigned hydration_event_put(const struct hydration_event *event, struct arena *
     buf_put_char(out, '}');
     return put_headers(event, arena, headers);
 }
-
-/* ---- copying ---- */
-
-void hydration_event_copy(const struct hydration_event *from, struct arena *arena, struct hydration_event *to)
-{
-    *to = *from;
-    struct str *const texts[] = {&to->tenant,    &to->subject, &to->correlation_id, &to->entity_type,
-                                 &to->entity_id, &to->module,  &to->data,           &to->traceparent};
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
-        *texts[i] = arena_str(arena, *texts[i]);
-    to->cover = hydration_cover_copy(&from->cover, arena);
-}

@@ -65,8 +65,4 @@ enum status hydration_event_read(enum hydration_kind kind, struct str payload,
 unsigned hydration_event_put(const struct hydration_event *event, struct arena *arena, struct buf *out,
                              struct bus_header headers[HYDRATION_EVENT_HEADERS_MAX]);
 
-/* All of it into the arena. */
-void hydration_event_copy(const struct hydration_event *from, struct arena *arena,
-                          struct hydration_event *to);
-
 #endif

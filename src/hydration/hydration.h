@@ -45,8 +45,8 @@ enum hydration_mode { HYDRATION_EXISTENCE, HYDRATION_PARTIAL, HYDRATION_FULL };
 /* How much of an entity: of a request, an answer, a copy. Fields are names of top-level members, sorted, without duplicates. */
 struct hydration_cover {
     enum hydration_mode mode;
-    const struct str *fields; /* of PARTIAL */
-    unsigned field_count;
+    const struct str *fields;
+    unsigned field_count; /* 0 unless PARTIAL */
 };
 bool hydration_cover_includes(const struct hydration_cover *wide, const struct hydration_cover *narrow);
 /* The members of `object` (a validated JSON object) that `cover` names, as an object; existence: {}. */

@@ -39,15 +39,15 @@ enum {
 
 /* ---- cover.c ---- */
 uint64_t hydration_entity_hash(struct str tenant, struct str entity_type, struct str entity_id);
-/* Texts copied into one block with their owner: to *at, which moves on. Fields come first in a block: they are aligned. */
-size_t hydration_cover_bytes(const struct hydration_cover *cover);
-struct hydration_cover hydration_cover_keep(const struct hydration_cover *cover, char **at);
-struct hydration_cover hydration_cover_copy(const struct hydration_cover *cover, struct arena *arena);
-struct str hydration_text_keep(struct str text, char **at);
 bool hydration_cover_equal(const struct hydration_cover *a, const struct hydration_cover *b);
-/* Does `data` satisfy `need`? `cover` NULL: its extent is not known, so the members of `data` decide. */
-bool hydration_data_includes(const struct hydration_cover *cover, struct str data,
-                             const struct hydration_cover *need);
+/* Copies for one block of memory: its size, and the texts into it. Fields come first: a block is aligned. */
+struct str hydration_text_keep(struct str text, char **at); /* to *at, which moves on */
+size_t hydration_need_bytes(const struct hydration_need *need);
+void hydration_need_keep(struct hydration_need *need, char *at);
+size_t hydration_event_bytes(const struct hydration_event *event);
+void hydration_event_keep(struct hydration_event *event, char *at);
+/* Does its data satisfy `need`? Where its cover is not known, the members of the data decide. */
+bool hydration_event_includes(const struct hydration_event *event, const struct hydration_cover *need);
 
 /* ---- ledger.c: copies, absences and questions under way of all processes, in PostgreSQL (schema hydration) ----
  *
@@ -89,13 +89,13 @@ enum status hydration_ledger_store(struct db_conn *conn, const struct hydration_
 enum status hydration_ledger_find_held(struct db_pool *pool, struct str entity_type,
                                        const struct hydration_ref *refs, size_t count, int64_t deadline_ns,
                                        bool *held, struct error *error) MUST_CHECK;
+
 /* ---- memory.c: bounded, the oldest entries go first ---- */
-enum hydration_known { HYDRATION_KNOWN_NOT, HYDRATION_KNOWN_COPY, HYDRATION_KNOWN_ABSENT };
 struct hydration_known_entity { /* borrowed until the memory is next written */
-    enum hydration_known known;
-    struct hydration_outcome
-        outcome; /* with data that is not cut; NOT: of a stale copy (too narrow or too old), if there is one */
-    bool is_private;   /* an event of it was for single callers */
+    bool
+        serves; /* the outcome, a copy or an absence; else it is of a stale copy (too narrow or too old), if there is one */
+    struct hydration_outcome outcome; /* with data that is not cut */
+    bool is_private;                  /* an event of it was for single callers */
     bool was_received; /* an event of it arrived without a lookup: the ledger has it, or soon will */
 };
 struct hydration_memory {
@@ -108,11 +108,10 @@ void hydration_memory_deinit(struct hydration_memory *memory);
 /* Allocates nothing. */
 struct hydration_known_entity hydration_memory_find(const struct hydration_memory *memory,
                                                     const struct hydration_need *need, int64_t now_ns);
-/* Keeps an event of the bus or a row of the ledger for `ttl_ms`. False: a newer version is known, ignore it. `cover` as above. Not
- * `is_wanted`: no lookup needs it, so a current copy is renewed, and otherwise only the version is kept. */
+/* Keeps an event of the bus or a row of the ledger for `ttl_ms`. False: a newer version is known, ignore it. Not `is_wanted`: no
+ * lookup needs it, so a current copy is renewed, and otherwise only the version is kept. */
 bool hydration_memory_store(struct hydration_memory *memory, const struct hydration_event *event,
-                            const struct hydration_cover *cover, bool is_wanted, int64_t ttl_ms,
-                            int64_t now_ns);
+                            bool is_wanted, int64_t ttl_ms, int64_t now_ns);
 
 /* ---- turns.c: a queue for each tenant, and the tenants take turns. Not synchronized. ---- */
 struct hydration_share {  /* what one tenant, or one type of a tenant, has of something bounded */

@@ -18,17 +18,11 @@ static struct str text_of(struct str text)
     return text.ptr ? text : STR("");
 }
 
-static void put_fields(struct buf *out, const struct str *fields, unsigned count)
+static struct str put_fields(struct buf *out, const struct str *fields, unsigned count)
 {
-    db_array_begin(out);
     for (unsigned i = 0; i < count; i++)
         db_array_put(out, fields[i]);
-    db_array_end(out);
-}
-
-static void put_cover(struct buf *out, const struct hydration_cover *cover)
-{
-    put_fields(out, cover->fields, cover->mode == HYDRATION_PARTIAL ? cover->field_count : 0);
+    return db_array_str(out);
 }
 
 /* ---- lookups ---- */
@@ -41,8 +35,8 @@ enum { VERDICT, SUBJECT, DATA, SOURCE_MODULE, MODE, FIELDS, REASON, VERSION, TTL
 
 static struct hydration_cover read_cover(const struct db_result *rows, struct arena *arena)
 {
-    struct str rest = db_result_str(rows, 0, FIELDS), field;
     struct hydration_cover cover = {.mode = (enum hydration_mode)db_result_i64(rows, 0, MODE)};
+    struct str rest = cover.mode == HYDRATION_PARTIAL ? db_result_str(rows, 0, FIELDS) : STR_NONE, field;
     unsigned count = rest.len > 0;
     for (size_t i = 0; i < rest.len; i++)
         count += rest.ptr[i] == SEPARATOR;
@@ -61,12 +55,12 @@ enum status hydration_ledger_find(struct db_pool *pool, const struct hydration_n
     struct db_result *rows = NULL;
     struct buf fields = {0};
 
-    put_cover(&fields, &need->cover);
+    struct str field_array = put_fields(&fields, need->cover.fields, need->cover.field_count);
     enum status status =
         db_pool_query(pool, &find_sql,
                       DB_PARAMS(db_text(need->tenant), db_text(need->entity_type), db_text(need->entity_id),
                                 db_text(text_of(need->subject)), db_int((int64_t)need->cover.mode),
-                                db_text_array(buf_str(&fields)), db_text(text_of(correlation_id)),
+                                db_text_array(field_array), db_text(text_of(correlation_id)),
                                 db_i64(policy->in_flight_window_ms), db_int(policy->max_retries),
                                 db_i64(policy->negative_cache_ttl_ms), db_i64(copy_ttl_ms)),
                       deadline_ns, &rows, error);
@@ -138,8 +132,16 @@ enum {
     EVENT_COLUMNS
 };
 
+/* An array inside an array of texts. */
+static void put_nested(struct buf *column, const struct str *fields, unsigned count)
+{
+    struct buf array = {0};
+    db_array_put(column, put_fields(&array, fields, count));
+    buf_deinit(&array);
+}
+
 /* The members' names, sorted: the extent of a change without a cover. */
-static void put_keys(struct buf *out, struct str object)
+static void put_keys(struct buf *column, struct str object)
 {
     const struct json_value whole = {JSON_OBJECT, object};
     struct str names[KEYS_MAX], raw;
@@ -153,22 +155,8 @@ static void put_keys(struct buf *out, struct str object)
         if (hydration_is_text(name, HYDRATION_FIELD_BYTES_MAX))
             names[count++] = name;
     }
-    put_fields(out, names, hydration_fields_sort(names, count));
+    put_nested(column, names, hydration_fields_sort(names, count));
     arena_deinit(&arena);
-}
-
-/* An array inside an array of texts. */
-static void put_nested(struct buf *column, struct buf *array)
-{
-    db_array_put(column, buf_str(array));
-    buf_deinit(array);
-    *array = (struct buf){0};
-}
-
-static void put_number(struct buf *column, int64_t number)
-{
-    char text[24];
-    db_array_put(column, str_of(text, (size_t)snprintf(text, sizeof text, "%lld", (long long)number)));
 }
 
 static void put_event(struct buf columns[EVENT_COLUMNS], const struct hydration_event *event)
@@ -176,7 +164,6 @@ static void put_event(struct buf columns[EVENT_COLUMNS], const struct hydration_
     bool is_updated = event->kind == HYDRATION_EVENT_UPDATED;
     bool is_hidden = !is_updated && event->reason == HYDRATION_INACCESSIBLE;
     bool is_private = event->is_private || is_hidden;
-    struct buf array = {0};
 
     db_array_put(&columns[EVENT_TENANT], event->tenant);
     db_array_put(&columns[EVENT_TYPE], event->entity_type);
@@ -186,17 +173,15 @@ static void put_event(struct buf columns[EVENT_COLUMNS], const struct hydration_
                                        : is_hidden ? STR("inaccessible")
                                                    : STR("absent"));
     db_array_put(&columns[EVENT_PRIVATE], is_private ? STR("t") : STR("f"));
-    put_number(&columns[EVENT_VERSION], event->version);
+    db_array_put_i64(&columns[EVENT_VERSION], event->version);
     db_array_put(&columns[EVENT_CORRELATION], text_of(event->correlation_id));
     db_array_put(&columns[EVENT_SOURCE], event->module);
     if (event->has_cover)
-        put_number(&columns[EVENT_MODE], (int64_t)event->cover.mode);
+        db_array_put_i64(&columns[EVENT_MODE], (int64_t)event->cover.mode);
     else
         db_array_put_null(&columns[EVENT_MODE]);
-    put_cover(&array, &event->cover);
-    put_nested(&columns[EVENT_FIELDS], &array);
-    put_keys(&array, is_updated && !event->has_cover ? event->data : STR("{}"));
-    put_nested(&columns[EVENT_KEYS], &array);
+    put_nested(&columns[EVENT_FIELDS], event->cover.fields, event->cover.field_count);
+    put_keys(&columns[EVENT_KEYS], is_updated && !event->has_cover ? event->data : STR("{}"));
     db_array_put(&columns[EVENT_DATA], is_updated ? event->data : STR("{}"));
 }
 
@@ -205,15 +190,11 @@ enum status hydration_ledger_store(struct db_conn *conn, const struct hydration_
 {
     struct buf columns[EVENT_COLUMNS] = {{0}};
     struct db_param params[EVENT_COLUMNS + 1];
-    for (size_t i = 0; i < EVENT_COLUMNS; i++)
-        db_array_begin(&columns[i]);
     for (size_t i = 0; i < count; i++)
         if (events[i].kind != HYDRATION_EVENT_UNKNOWN)
             put_event(columns, &events[i]);
-    for (size_t i = 0; i < EVENT_COLUMNS; i++) {
-        db_array_end(&columns[i]);
-        params[i] = db_text_array(buf_str(&columns[i]));
-    }
+    for (size_t i = 0; i < EVENT_COLUMNS; i++)
+        params[i] = db_text_array(db_array_str(&columns[i]));
     params[EVENT_COLUMNS] = DB_END;
     enum status status = db_exec(conn, &store_sql, params, deadline_ns, NULL, error);
     for (size_t i = 0; i < EVENT_COLUMNS; i++)
@@ -275,19 +256,15 @@ enum status hydration_ledger_find_held(struct db_pool *pool, struct str entity_t
 {
     struct buf tenants = {0}, ids = {0};
     struct db_result *rows = NULL;
-    db_array_begin(&tenants);
-    db_array_begin(&ids);
     for (size_t i = 0; i < count; i++) {
         held[i] = false;
         db_array_put(&tenants, refs[i].tenant);
         db_array_put(&ids, refs[i].entity_id);
     }
-    db_array_end(&tenants);
-    db_array_end(&ids);
-    enum status status = db_pool_query(
-        pool, &find_held_sql,
-        DB_PARAMS(db_text(entity_type), db_text_array(buf_str(&tenants)), db_text_array(buf_str(&ids))),
-        deadline_ns, &rows, error);
+    enum status status = db_pool_query(pool, &find_held_sql,
+                                       DB_PARAMS(db_text(entity_type), db_text_array(db_array_str(&tenants)),
+                                                 db_text_array(db_array_str(&ids))),
+                                       deadline_ns, &rows, error);
     for (size_t i = 0; status == STATUS_OK && i < db_result_rows(rows); i++)
         held[db_result_i64(rows, i, 0) - 1] = true;
     db_result_free(rows);

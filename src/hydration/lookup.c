@@ -63,24 +63,19 @@ struct hydration_lookup *hydration_lookup_open(struct hydration_shard *shard, ui
         hydration_turns_leave(&shard->turns, tenant_share);
         return NULL;
     }
-    struct hydration_lookup *lookup =
-        memory_alloc(sizeof *lookup + hydration_cover_bytes(&need->cover) + need->tenant.len + subject.len +
-                     need->entity_type.len + need->entity_id.len);
-    char *at = (char *)lookup->block;
+    struct hydration_need own = *need;
+    own.subject = subject;
+    struct hydration_lookup *lookup = memory_alloc(sizeof *lookup + hydration_need_bytes(&own));
+    hydration_need_keep(&own, (char *)lookup->block);
     *lookup = (struct hydration_lookup){.shard = shard,
                                         .tenant_share = tenant_share,
                                         .type_share = type_share,
                                         .state = LOOKUP_WAITING,
+                                        .need = own,
                                         .policy = *policy,
                                         .retry_at_ns = CLOCK_NEVER,
                                         .find_at_ns = CLOCK_NEVER};
     TAILQ_INIT(&lookup->waiters);
-    lookup->need.trace = need->trace;
-    lookup->need.cover = hydration_cover_keep(&need->cover, &at);
-    lookup->need.tenant = hydration_text_keep(need->tenant, &at);
-    lookup->need.subject = hydration_text_keep(subject, &at);
-    lookup->need.entity_type = hydration_text_keep(need->entity_type, &at);
-    lookup->need.entity_id = hydration_text_keep(need->entity_id, &at);
     lookup->job.arena = ARENA(HYDRATION_ARENA_BYTES);
     map_add(&shard->lookups, &lookup->node, hash);
     return lookup;

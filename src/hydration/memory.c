@@ -22,15 +22,10 @@ struct hydration_memory_entry {
     struct map_node node;
     TAILQ_ENTRY(hydration_memory_entry) by_age;
     size_t bytes;
-    enum hydration_known known; /* KNOWN_NOT: only the version */
-    struct str tenant, entity_type, entity_id, subject;
-    struct str data, source_module;
-    struct hydration_cover cover;
-    bool has_cover;
-    enum hydration_reason reason;
-    bool is_private;
-    int64_t version, received_ns, until_ns;
-    struct str block[]; /* fields, then texts */
+    bool is_kept;                 /* false: only its version */
+    struct hydration_event event; /* without a subject: for every caller */
+    int64_t received_ns, until_ns;
+    struct str block[]; /* the event's fields, then its texts */
 };
 
 void hydration_memory_init(struct hydration_memory *memory, size_t entries_max, size_t bytes_max)
@@ -63,52 +58,51 @@ static struct hydration_memory_entry *entry_of(struct map_node *node, struct str
 {
     for (; node; node = map_match(node->next, node->hash)) {
         struct hydration_memory_entry *entry = CONTAINER_OF(node, struct hydration_memory_entry, node);
-        if (str_eq(entry->entity_id, entity_id) && str_eq(entry->entity_type, entity_type) &&
-            str_eq(entry->tenant, tenant))
+        const struct hydration_event *event = &entry->event;
+        if (str_eq(event->entity_id, entity_id) && str_eq(event->entity_type, entity_type) &&
+            str_eq(event->tenant, tenant))
             return entry;
     }
     return NULL;
 }
 
-static bool is_current(const struct hydration_memory_entry *entry, int64_t now_ns)
+static bool is_current_copy(const struct hydration_memory_entry *entry, int64_t now_ns)
 {
-    return entry->known != HYDRATION_KNOWN_NOT && entry->until_ns > now_ns;
+    return entry->is_kept && entry->event.kind == HYDRATION_EVENT_UPDATED && entry->until_ns > now_ns;
 }
 
 /* Of the entries that a caller may see the newest counts, and of the same version the caller's own. */
 struct hydration_known_entity hydration_memory_find(const struct hydration_memory *memory,
                                                     const struct hydration_need *need, int64_t now_ns)
 {
-    struct hydration_known_entity result = {.known = HYDRATION_KNOWN_NOT};
+    struct hydration_known_entity result = {0};
     uint64_t hash = hydration_entity_hash(need->tenant, need->entity_type, need->entity_id);
     const struct hydration_memory_entry *found = NULL, *entry;
 
     for (struct map_node *node = map_first(&memory->entries, hash);
          (entry = entry_of(node, need->tenant, need->entity_type, need->entity_id)) != NULL;
          node = map_match(entry->node.next, hash)) {
-        result.is_private |= entry->is_private;
-        result.was_received |= entry->known == HYDRATION_KNOWN_NOT;
-        if (entry->known == HYDRATION_KNOWN_NOT ||
-            !str_eq(entry->subject, entry->is_private ? need->subject : STR_NONE))
+        const struct hydration_event *event = &entry->event;
+        result.is_private |= event->is_private;
+        result.was_received |= !entry->is_kept;
+        if (!entry->is_kept || !str_eq(event->subject, event->is_private ? need->subject : STR_NONE))
             continue;
-        if (!found || entry->version > found->version ||
-            (entry->version == found->version && !found->subject.len))
+        if (!found || event->version > found->event.version ||
+            (event->version == found->event.version && !found->event.subject.len))
             found = entry;
     }
     if (!found)
         return result;
-    bool is_copy = found->known == HYDRATION_KNOWN_COPY;
+    const struct hydration_event *event = &found->event;
+    bool is_copy = event->kind == HYDRATION_EVENT_UPDATED;
     result.outcome = (struct hydration_outcome){.result = is_copy ? HYDRATION_UPDATED : HYDRATION_NOT_FOUND,
-                                                .reason = found->reason,
+                                                .reason = event->reason,
                                                 .way = HYDRATION_BY_MEMORY,
                                                 .is_negative_hit = !is_copy,
-                                                .source_module = found->source_module,
-                                                .version = found->version,
-                                                .data = found->data};
-    if (is_current(found, now_ns) &&
-        (!is_copy ||
-         hydration_data_includes(found->has_cover ? &found->cover : NULL, found->data, &need->cover)))
-        result.known = found->known;
+                                                .source_module = event->module,
+                                                .version = event->version,
+                                                .data = event->data};
+    result.serves = found->until_ns > now_ns && (!is_copy || hydration_event_includes(event, &need->cover));
     return result;
 }
 
@@ -119,31 +113,32 @@ struct hydration_known_entity hydration_memory_find(const struct hydration_memor
 static bool is_outdated(const struct hydration_event *event, const struct hydration_memory_entry *entry,
                         int64_t now_ns)
 {
-    if (event->version != entry->version)
-        return event->version < entry->version;
-    if (event->kind == HYDRATION_EVENT_UPDATED || entry->known != HYDRATION_KNOWN_COPY)
+    if (event->version != entry->event.version)
+        return event->version < entry->event.version;
+    if (event->kind == HYDRATION_EVENT_UPDATED || !entry->is_kept ||
+        entry->event.kind != HYDRATION_EVENT_UPDATED)
         return false;
-    if (event->is_private && !str_eq(event->subject, entry->subject))
+    if (event->is_private && !str_eq(event->subject, entry->event.subject))
         return false;
-    return event->version > 0 || is_current(entry, now_ns);
+    return event->version > 0 || is_current_copy(entry, now_ns);
 }
 
 static bool is_same_view(const struct hydration_event *event, const struct hydration_memory_entry *entry)
 {
-    return entry->is_private == event->is_private &&
-           str_eq(entry->subject, event->is_private ? event->subject : STR_NONE);
+    return entry->event.is_private == event->is_private &&
+           str_eq(entry->event.subject, event->is_private ? event->subject : STR_NONE);
 }
 
 /* The same version with a wider cover is kept instead of the event. */
 static bool is_wider(const struct hydration_memory_entry *entry, const struct hydration_event *event,
-                     const struct hydration_cover *cover, int64_t now_ns)
+                     int64_t now_ns)
 {
-    return event->kind == HYDRATION_EVENT_UPDATED && entry->known == HYDRATION_KNOWN_COPY &&
-           is_current(entry, now_ns) && event->version > 0 && entry->version == event->version &&
-           is_same_view(event, entry) && entry->has_cover &&
-           (cover ? hydration_cover_includes(&entry->cover, cover) &&
-                        !hydration_cover_includes(cover, &entry->cover)
-                  : entry->cover.mode == HYDRATION_FULL);
+    const struct hydration_event *held = &entry->event;
+    return event->kind == HYDRATION_EVENT_UPDATED && is_current_copy(entry, now_ns) && event->version > 0 &&
+           held->version == event->version && is_same_view(event, entry) && held->has_cover &&
+           (event->has_cover ? hydration_cover_includes(&held->cover, &event->cover) &&
+                                   !hydration_cover_includes(&event->cover, &held->cover)
+                             : held->cover.mode == HYDRATION_FULL);
 }
 
 static void make_room(struct hydration_memory *memory, int64_t now_ns)
@@ -155,36 +150,28 @@ static void make_room(struct hydration_memory *memory, int64_t now_ns)
         forget(memory, oldest);
 }
 
-static void add_entry(struct hydration_memory *memory, uint64_t hash, const struct hydration_event *event,
-                      const struct hydration_cover *cover, enum hydration_known known, int64_t ttl_ms,
-                      int64_t now_ns)
+static void add_entry(struct hydration_memory *memory, uint64_t hash, struct hydration_event event,
+                      bool is_kept, int64_t ttl_ms, int64_t now_ns)
 {
-    bool has_data = known == HYDRATION_KNOWN_COPY;
-    struct str subject = event->is_private ? event->subject : STR_NONE;
-    struct str data = has_data ? event->data : STR_NONE;
-    size_t bytes = sizeof(struct hydration_memory_entry) + (has_data ? hydration_cover_bytes(cover) : 0) +
-                   event->tenant.len + event->entity_type.len + event->entity_id.len + subject.len +
-                   data.len + event->module.len;
     int64_t serves_ms = ttl_ms < HYDRATION_MEMORY_MS ? ttl_ms : HYDRATION_MEMORY_MS;
-    struct hydration_memory_entry *entry = memory_alloc(bytes);
-    char *at = (char *)entry->block;
 
+    event.correlation_id = event.traceparent = STR_NONE;
+    if (!event.is_private)
+        event.subject = STR_NONE;
+    if (!is_kept || event.kind != HYDRATION_EVENT_UPDATED)
+        event.data = STR_NONE;
+    if (!event.data.ptr || !event.has_cover) {
+        event.cover = (struct hydration_cover){0};
+        event.has_cover = false;
+    }
+    size_t bytes = sizeof(struct hydration_memory_entry) + hydration_event_bytes(&event);
+    struct hydration_memory_entry *entry = memory_alloc(bytes);
+    hydration_event_keep(&event, (char *)entry->block);
     *entry = (struct hydration_memory_entry){.bytes = bytes,
-                                             .known = known,
-                                             .reason = event->reason,
-                                             .is_private = event->is_private,
-                                             .version = event->version,
-                                             .has_cover = has_data && cover,
+                                             .is_kept = is_kept,
+                                             .event = event,
                                              .received_ns = now_ns,
                                              .until_ns = now_ns + serves_ms * CLOCK_NS_PER_MS};
-    if (entry->has_cover)
-        entry->cover = hydration_cover_keep(cover, &at);
-    entry->tenant = hydration_text_keep(event->tenant, &at);
-    entry->entity_type = hydration_text_keep(event->entity_type, &at);
-    entry->entity_id = hydration_text_keep(event->entity_id, &at);
-    entry->subject = hydration_text_keep(subject, &at);
-    entry->data = hydration_text_keep(data, &at);
-    entry->source_module = hydration_text_keep(event->module, &at);
     map_add(&memory->entries, &entry->node, hash);
     TAILQ_INSERT_TAIL(&memory->by_age, entry, by_age);
     memory->bytes += bytes;
@@ -192,8 +179,7 @@ static void add_entry(struct hydration_memory *memory, uint64_t hash, const stru
 }
 
 bool hydration_memory_store(struct hydration_memory *memory, const struct hydration_event *event,
-                            const struct hydration_cover *cover, bool is_wanted, int64_t ttl_ms,
-                            int64_t now_ns)
+                            bool is_wanted, int64_t ttl_ms, int64_t now_ns)
 {
     uint64_t hash = hydration_entity_hash(event->tenant, event->entity_type, event->entity_id);
     struct hydration_memory_entry *at;
@@ -206,16 +192,17 @@ bool hydration_memory_store(struct hydration_memory *memory, const struct hydrat
          node = map_match(at->node.next, hash)) {
         if (is_outdated(event, at, now_ns))
             return false;
-        if (is_wider(at, event, cover, now_ns))
+        if (is_wider(at, event, now_ns))
             return true;
-        is_held |= at->known == HYDRATION_KNOWN_COPY && is_same_view(event, at) && is_current(at, now_ns);
+        is_held |= is_same_view(event, at) && is_current_copy(at, now_ns);
     }
     for (node = map_first(&memory->entries, hash);
          (at = entry_of(node, event->tenant, event->entity_type, event->entity_id)) != NULL;) {
         node = map_match(at->node.next, hash);
-        bool is_of_others = event->is_private && event->subject.len > 0 && at->version == event->version &&
-                            !str_eq(at->subject, event->subject) &&
-                            (at->is_private || event->kind == HYDRATION_EVENT_NOT_FOUND);
+        bool is_of_others = event->is_private && event->subject.len > 0 &&
+                            at->event.version == event->version &&
+                            !str_eq(at->event.subject, event->subject) &&
+                            (at->event.is_private || event->kind == HYDRATION_EVENT_NOT_FOUND);
         if (!is_of_others)
             forget(memory, at);
     }
@@ -223,10 +210,6 @@ bool hydration_memory_store(struct hydration_memory *memory, const struct hydrat
     bool is_kept = (is_wanted || (is_held && is_updated)) &&
                    (!event->is_private || event->subject.len) && /* else its caller is not named */
                    !(is_updated && event->data.len > memory->bytes_max / LARGE_PART);
-    add_entry(memory, hash, event, cover,
-              !is_kept     ? HYDRATION_KNOWN_NOT
-              : is_updated ? HYDRATION_KNOWN_COPY
-                           : HYDRATION_KNOWN_ABSENT,
-              ttl_ms, now_ns);
+    add_entry(memory, hash, *event, is_kept, ttl_ms, now_ns);
     return true;
 }

@@ -25,7 +25,6 @@ enum {
     QUICK_MS = 5, /* an answer waits so long for others that are published with it */
     QUESTIONS_MAX = HYDRATION_LOOKUPS_MAX,
     QUESTIONS_OF_TENANT_MAX = HYDRATION_TYPE_MAX,
-    QUESTION_BYTES = 512, /* enough for most: the bound counts questions, so each should be small */
 };
 
 /* A question that waits for its owner. */
@@ -33,8 +32,8 @@ struct question {
     struct hydration_turn_item turn;
     struct hydration_shard *asker;
     int64_t expires_ns;
-    struct arena arena;
-    struct hydration_event event; /* of the arena */
+    struct hydration_event event;
+    struct str block[]; /* the event's fields, then its texts */
 };
 
 /* A look at one entity, and the event that is made of it. */
@@ -64,19 +63,12 @@ static enum status look_open(struct look *look, const struct hydration_owner *ow
     return status;
 }
 
-static void free_question(struct question *question)
-{
-    arena_deinit(&question->arena);
-    free(question);
-}
-
 static void look_close(struct look *look)
 {
     buf_deinit(&look->whole);
     buf_deinit(&look->cut);
     arena_deinit(&look->arena);
-    if (look->question)
-        free_question(look->question);
+    free(look->question);
 }
 
 static void put_data(struct look *look, const struct hydration_cover *cover)
@@ -93,19 +85,18 @@ static void put_data(struct look *look, const struct hydration_cover *cover)
 static void drop_question(struct hydration_turn_item *item)
 {
     hydration_count_ignored("overload");
-    free_question(CONTAINER_OF(item, struct question, turn));
+    free(CONTAINER_OF(item, struct question, turn));
 }
 
 void hydration_owner_ask(struct hydration_owner_slot *slot, const struct hydration_event *event,
                          struct hydration_shard *asker)
 {
-    struct question *question = memory_zalloc(sizeof *question);
+    struct question *question = memory_alloc(sizeof *question + hydration_event_bytes(event));
     uint64_t tenant = hash_seeded(event->tenant);
+    int64_t wait_ms = event->wait_ms > 0 ? event->wait_ms : HYDRATION_OWNER_MS;
 
-    arena_init(&question->arena, QUESTION_BYTES);
-    hydration_event_copy(event, &question->arena, &question->event);
-    question->asker = asker;
-    question->expires_ns = clock_deadline_ms(event->wait_ms > 0 ? event->wait_ms : HYDRATION_OWNER_MS);
+    *question = (struct question){.asker = asker, .expires_ns = clock_deadline_ms(wait_ms), .event = *event};
+    hydration_event_keep(&question->event, (char *)question->block);
     pthread_mutex_lock(&slot->lock);
     struct hydration_turn_item *dropped =
         hydration_turns_make_room(&slot->turns, tenant, QUESTIONS_OF_TENANT_MAX, QUESTIONS_MAX);

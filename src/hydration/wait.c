@@ -85,17 +85,11 @@ static struct batch *make_batch(struct hydration *hydration, const struct hydrat
     batch->policy = *policy;
     batch->count = batch->left = count;
     batch->waitings = arena_zalloc(arena, count * sizeof batch->waitings[0]);
-    for (size_t i = 0; i < count; i++)
-        batch->waitings[i] = (struct waiting){
-            .message.on_message = on_waiting,
-            .batch = batch,
-            .need = {.tenant = arena_str(arena, needs[i].tenant),
-                     .subject = arena_str(arena, needs[i].subject),
-                     .entity_type = arena_str(arena, needs[i].entity_type),
-                     .entity_id = arena_str(arena, needs[i].entity_id),
-                     .cover = hydration_cover_copy(&needs[i].cover, arena),
-                     .trace = needs[i].trace},
-        };
+    for (size_t i = 0; i < count; i++) {
+        struct waiting *waiting = &batch->waitings[i];
+        *waiting = (struct waiting){.message.on_message = on_waiting, .batch = batch, .need = needs[i]};
+        hydration_need_keep(&waiting->need, arena_alloc(arena, hydration_need_bytes(&needs[i])));
+    }
     atomic_init(&batch->holders, 1 + count);
     pthread_mutex_init(&batch->lock, NULL);
     pthread_cond_init(&batch->all_done, NULL);

@@ -183,7 +183,7 @@ void hydration_ask(struct hydration *hydration, const struct hydration_policy *p
         return;
     }
     struct hydration_known_entity known = hydration_memory_find(&shard->memory, need, now_ns);
-    if (known.known != HYDRATION_KNOWN_NOT) {
+    if (known.serves) {
         struct buf cut = shard->cut; /* not the shard's during the callback, which may ask again */
         shard->cut = (struct buf){0};
         known.outcome.data = cut_data(&need->cover, known.outcome.data, &cut);

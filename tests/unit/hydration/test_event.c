@@ -306,7 +306,8 @@ static void what_is_written_is_read_as_the_same(void **state)
                                again;
         struct buf out = {0};
         if (event.has_cover)
-            event.cover = (struct hydration_cover){(enum hydration_mode)(i / 3 % 3), fields, 2};
+            event.cover = (struct hydration_cover){(enum hydration_mode)(i / 3 % 3), fields,
+                                                   i / 3 % 3 == HYDRATION_PARTIAL ? 2 : 0};
         if (event.kind != HYDRATION_EVENT_UNKNOWN)
             event.version = i;
         if (event.kind == HYDRATION_EVENT_NOT_FOUND && event.is_private)

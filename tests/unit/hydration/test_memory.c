@@ -46,6 +46,12 @@ static struct hydration_need need_of(const char *subject, const char *id, struct
                                    .cover = cover};
 }
 
+enum { KNOWN_NOT, KNOWN_COPY, KNOWN_ABSENT };
+static int kind_of(struct hydration_known_entity found)
+{
+    return !found.serves ? KNOWN_NOT : found.outcome.result == HYDRATION_UPDATED ? KNOWN_COPY : KNOWN_ABSENT;
+}
+
 static struct hydration_known_entity look(const char *subject, struct hydration_cover cover)
 {
     struct hydration_need need = need_of(subject, "a", cover);
@@ -66,7 +72,10 @@ static struct hydration_event event_of(enum hydration_kind kind, int64_t version
 
 static bool hear_event(struct hydration_event event, const struct hydration_cover *cover)
 {
-    return hydration_memory_store(memory, &event, cover, true, TTL_MS, now);
+    event.has_cover = cover;
+    if (cover)
+        event.cover = *cover;
+    return hydration_memory_store(memory, &event, true, TTL_MS, now);
 }
 
 static bool hear_updated(int64_t version)
@@ -91,13 +100,13 @@ static bool hear_private(enum hydration_kind kind, const char *subject, int64_t 
 static void test_a_copy_serves_what_it_covers(void **state)
 {
     (void)state;
-    assert_int_equal(look("ann", existence).known, HYDRATION_KNOWN_NOT);
+    assert_int_equal(kind_of(look("ann", existence)), KNOWN_NOT);
     assert_true(hear_event(event_of(HYDRATION_EVENT_UPDATED, 1), &of_title));
-    assert_int_equal(look("ann", existence).known, HYDRATION_KNOWN_COPY);
-    assert_int_equal(look("bob", of_title).known, HYDRATION_KNOWN_COPY);
-    assert_int_equal(look("bob", of_price).known, HYDRATION_KNOWN_NOT);
+    assert_int_equal(kind_of(look("ann", existence)), KNOWN_COPY);
+    assert_int_equal(kind_of(look("bob", of_title)), KNOWN_COPY);
+    assert_int_equal(kind_of(look("bob", of_price)), KNOWN_NOT);
     struct hydration_known_entity known = look("bob", full);
-    assert_int_equal(known.known, HYDRATION_KNOWN_NOT);
+    assert_int_equal(kind_of(known), KNOWN_NOT);
     assert_true(
         str_eq(known.outcome.data, STR("{\"title\":\"T\",\"n\":1}"))); /* for who would rather have that */
     assert_true(str_eq(known.outcome.source_module, STR("intake")));
@@ -107,10 +116,10 @@ static void test_what_nobody_said_the_extent_of_serves_by_what_is_in_it(void **s
 {
     (void)state;
     assert_true(hear_event(event_of(HYDRATION_EVENT_UPDATED, 1), NULL));
-    assert_int_equal(look("ann", existence).known, HYDRATION_KNOWN_COPY);
-    assert_int_equal(look("ann", of_title).known, HYDRATION_KNOWN_COPY);
-    assert_int_equal(look("ann", of_price).known, HYDRATION_KNOWN_NOT);
-    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_NOT);
+    assert_int_equal(kind_of(look("ann", existence)), KNOWN_COPY);
+    assert_int_equal(kind_of(look("ann", of_title)), KNOWN_COPY);
+    assert_int_equal(kind_of(look("ann", of_price)), KNOWN_NOT);
+    assert_int_equal(kind_of(look("ann", full)), KNOWN_NOT);
 }
 
 static void test_a_wider_copy_stays_while_the_version_is_the_same(void **state)
@@ -118,46 +127,48 @@ static void test_a_wider_copy_stays_while_the_version_is_the_same(void **state)
     (void)state;
     assert_true(hear_updated(3));
     assert_true(hear_event(event_of(HYDRATION_EVENT_UPDATED, 3), &existence));
-    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_COPY);
+    assert_int_equal(kind_of(look("ann", full)), KNOWN_COPY);
     assert_true(hear_event(event_of(HYDRATION_EVENT_UPDATED, 4), &existence));
-    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_NOT);
-    assert_int_equal(look("ann", existence).known, HYDRATION_KNOWN_COPY);
+    assert_int_equal(kind_of(look("ann", full)), KNOWN_NOT);
+    assert_int_equal(kind_of(look("ann", existence)), KNOWN_COPY);
 }
 
 static void test_h4_what_is_older_is_not_believed(void **state)
 {
     (void)state;
     assert_true(hear_not_found(0));
-    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_ABSENT);
+    assert_int_equal(kind_of(look("ann", full)), KNOWN_ABSENT);
     assert_true(hear_updated(2)); /* clears the absence */
-    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_COPY);
+    assert_int_equal(kind_of(look("ann", full)), KNOWN_COPY);
     assert_false(hear_not_found(0));
     assert_false(hear_not_found(1));
     assert_false(hear_not_found(2)); /* of the same version something is more than nothing */
     assert_false(hear_updated(1));
     assert_int_equal(look("ann", full).outcome.version, 2);
     assert_true(hear_not_found(3));
-    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_ABSENT);
+    assert_int_equal(kind_of(look("ann", full)), KNOWN_ABSENT);
     assert_false(hear_updated(2));
     assert_true(hear_updated(3));
-    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_COPY);
+    assert_int_equal(kind_of(look("ann", full)), KNOWN_COPY);
 }
 
 static void test_h4_a_version_is_remembered_of_what_nobody_asked_for(void **state)
 {
     (void)state;
     struct hydration_event change = event_of(HYDRATION_EVENT_UPDATED, 5);
-    assert_true(hydration_memory_store(memory, &change, &full, false, TTL_MS, now));
-    assert_int_equal(look("ann", existence).known, HYDRATION_KNOWN_NOT);
+    change.has_cover = true;
+    change.cover = full;
+    assert_true(hydration_memory_store(memory, &change, false, TTL_MS, now));
+    assert_int_equal(kind_of(look("ann", existence)), KNOWN_NOT);
     now += 30 * SECOND; /* longer than anything is handed out */
     assert_false(hear_not_found(0));
     assert_true(hear_updated(5));
     change.version = 6;
-    assert_true(hydration_memory_store(memory, &change, &full, false, TTL_MS, now));
+    assert_true(hydration_memory_store(memory, &change, false, TTL_MS, now));
     assert_int_equal(look("ann", full).outcome.version, 6); /* a copy that is held is renewed */
     struct hydration_event end = event_of(HYDRATION_EVENT_NOT_FOUND, 7);
-    assert_true(hydration_memory_store(memory, &end, NULL, false, TTL_MS, now));
-    assert_int_equal(look("ann", existence).known, HYDRATION_KNOWN_NOT); /* and forgotten when it ends */
+    assert_true(hydration_memory_store(memory, &end, false, TTL_MS, now));
+    assert_int_equal(kind_of(look("ann", existence)), KNOWN_NOT); /* and forgotten when it ends */
     now += 61 * SECOND;
     assert_true(hear_not_found(0));
 }
@@ -166,16 +177,16 @@ static void test_h4_nothing_is_handed_out_longer_than_its_time(void **state)
 {
     (void)state;
     struct hydration_event gone = event_of(HYDRATION_EVENT_NOT_FOUND, 0);
-    assert_true(hydration_memory_store(memory, &gone, NULL, true, 200, now));
+    assert_true(hydration_memory_store(memory, &gone, true, 200, now));
     now += 199 * CLOCK_NS_PER_MS;
-    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_ABSENT);
+    assert_int_equal(kind_of(look("ann", full)), KNOWN_ABSENT);
     now += CLOCK_NS_PER_MS;
-    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_NOT);
+    assert_int_equal(kind_of(look("ann", full)), KNOWN_NOT);
     assert_true(hear_updated(1));
     now += HYDRATION_MEMORY_MS * CLOCK_NS_PER_MS - 1;
-    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_COPY);
+    assert_int_equal(kind_of(look("ann", full)), KNOWN_COPY);
     now += 1;
-    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_NOT);
+    assert_int_equal(kind_of(look("ann", full)), KNOWN_NOT);
 }
 
 static void test_h4_what_is_ones_own_is_nobody_elses(void **state)
@@ -183,19 +194,19 @@ static void test_h4_what_is_ones_own_is_nobody_elses(void **state)
     (void)state;
     assert_true(hear_private(HYDRATION_EVENT_UPDATED, "ann", 5));
     assert_true(hear_private(HYDRATION_EVENT_NOT_FOUND, "bob", 5)); /* inaccessible */
-    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_COPY);
-    assert_int_equal(look("bob", full).known, HYDRATION_KNOWN_ABSENT);
+    assert_int_equal(kind_of(look("ann", full)), KNOWN_COPY);
+    assert_int_equal(kind_of(look("bob", full)), KNOWN_ABSENT);
     assert_int_equal(look("bob", full).outcome.reason, HYDRATION_INACCESSIBLE);
     assert_int_equal(look("bob", full).outcome.data.len, 0);
     struct hydration_known_entity eve = look("eve", full), nobody = look("", full);
-    assert_int_equal(eve.known, HYDRATION_KNOWN_NOT);
+    assert_int_equal(kind_of(eve), KNOWN_NOT);
     assert_true(eve.is_private);
     assert_int_equal(eve.outcome.data.len, 0);
-    assert_int_equal(nobody.known, HYDRATION_KNOWN_NOT);
+    assert_int_equal(kind_of(nobody), KNOWN_NOT);
     assert_false(hear_private(HYDRATION_EVENT_NOT_FOUND, "ann", 5)); /* hers is something */
     assert_true(hear_private(HYDRATION_EVENT_UPDATED, "bob", 6));    /* it changed hands */
-    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_NOT);
-    assert_int_equal(look("bob", full).known, HYDRATION_KNOWN_COPY);
+    assert_int_equal(kind_of(look("ann", full)), KNOWN_NOT);
+    assert_int_equal(kind_of(look("bob", full)), KNOWN_COPY);
 }
 
 static void test_h4_inaccessible_to_one_stays_everybody_elses(void **state)
@@ -203,8 +214,8 @@ static void test_h4_inaccessible_to_one_stays_everybody_elses(void **state)
     (void)state;
     assert_true(hear_updated(5));
     assert_true(hear_private(HYDRATION_EVENT_NOT_FOUND, "bob", 5));
-    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_COPY);
-    assert_int_equal(look("bob", full).known, HYDRATION_KNOWN_ABSENT);
+    assert_int_equal(kind_of(look("ann", full)), KNOWN_COPY);
+    assert_int_equal(kind_of(look("bob", full)), KNOWN_ABSENT);
 }
 
 static void test_h4_somebodys_nobody_said_whose_is_for_nobody(void **state)
@@ -212,8 +223,8 @@ static void test_h4_somebodys_nobody_said_whose_is_for_nobody(void **state)
     (void)state;
     assert_true(hear_updated(4));
     assert_true(hear_private(HYDRATION_EVENT_UPDATED, "", 5));
-    assert_int_equal(look("ann", existence).known, HYDRATION_KNOWN_NOT);
-    assert_int_equal(look("", existence).known, HYDRATION_KNOWN_NOT);
+    assert_int_equal(kind_of(look("ann", existence)), KNOWN_NOT);
+    assert_int_equal(kind_of(look("", existence)), KNOWN_NOT);
     assert_true(look("ann", existence).is_private);
     assert_false(hear_updated(4));
 }
@@ -225,9 +236,9 @@ static void test_without_versions_the_later_holds_once_the_copy_is_old(void **st
     assert_false(hear_not_found(0));
     now += HYDRATION_MEMORY_MS * CLOCK_NS_PER_MS;
     assert_true(hear_not_found(0));
-    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_ABSENT);
+    assert_int_equal(kind_of(look("ann", full)), KNOWN_ABSENT);
     assert_true(hear_updated(0));
-    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_COPY);
+    assert_int_equal(kind_of(look("ann", full)), KNOWN_COPY);
 }
 
 static bool is_known(int number)
@@ -235,7 +246,7 @@ static bool is_known(int number)
     char id[16];
     snprintf(id, sizeof id, "%d", number);
     struct hydration_need need = need_of("ann", id, existence);
-    return hydration_memory_find(memory, &need, now).known != HYDRATION_KNOWN_NOT;
+    return hydration_memory_find(memory, &need, now).serves;
 }
 
 static void hear_number(int number, struct str data)
@@ -289,12 +300,12 @@ static void test_tenants_types_and_ids_are_kept_apart(void **state)
     struct hydration_need need = need_of("ann", "a", existence);
     need.tenant = STR("acm");
     need.entity_type = STR("eitem");
-    assert_int_equal(hydration_memory_find(memory, &need, now).known, HYDRATION_KNOWN_NOT);
+    assert_int_equal(kind_of(hydration_memory_find(memory, &need, now)), KNOWN_NOT);
     need = need_of("ann", "a", existence);
     need.tenant = STR("other");
-    assert_int_equal(hydration_memory_find(memory, &need, now).known, HYDRATION_KNOWN_NOT);
+    assert_int_equal(kind_of(hydration_memory_find(memory, &need, now)), KNOWN_NOT);
     need = need_of("ann", "A", existence);
-    assert_int_equal(hydration_memory_find(memory, &need, now).known, HYDRATION_KNOWN_NOT);
+    assert_int_equal(kind_of(hydration_memory_find(memory, &need, now)), KNOWN_NOT);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_memory, close_memory)
