@@ -230,6 +230,7 @@ static bool ensure_watch(struct nats_watch *watch)
 
     if (!stream[0])
         return true; /* called again when there is one */
+    pthread_mutex_unlock(&nats->lock);
     bus_nats_durable(group, reader, watch->partition->number);
     /* a group's name has no '@', so each name is unique */
     snprintf(name, sizeof name, "%s@%s@%s", group, reader->topic->stream, kind_names[watch->kind]);
@@ -255,7 +256,6 @@ static bool ensure_watch(struct nats_watch *watch)
     pthread_mutex_lock(&nats->lock);
     bus_nats_pull_set(&watch->pull, stream, status == NATS_OK ? name : "");
     watch->pull.requested = 0;
-    pthread_mutex_unlock(&nats->lock);
     return status == NATS_OK || status == NATS_NOT_FOUND;
 }
 
@@ -273,17 +273,14 @@ bool bus_nats_watches_ensure(struct nats_partition *partition)
 
 void bus_nats_watches_request(struct nats_partition *partition)
 {
-    struct nats *nats = partition->reader->nats;
-
-    pthread_mutex_lock(&nats->lock);
     bool is_away = partition->state == PARTITION_AWAY;
-    pthread_mutex_unlock(&nats->lock);
+
     for (enum nats_advisory_kind kind = 0; kind < ADVISORY_KINDS && !is_away; kind++)
         if (partition->watches[kind].pull.inbox)
-            bus_nats_pull_request(nats, &partition->watches[kind].pull, PULL_SIZE, 0);
+            bus_nats_pull_request(partition->reader->nats, &partition->watches[kind].pull, PULL_SIZE, 0);
 }
 
-/* ---- under the lock ---- */
+/* ---- messages that have a dead letter, or need one ---- */
 
 void bus_nats_dead_note(struct nats_partition *partition, int64_t sequence)
 {
@@ -356,9 +353,8 @@ static bool store_dead_letter(struct nats_partition *partition, const struct nat
     struct nats *nats = reader->nats;
     struct error error = {.status = STATUS_UNAVAILABLE};
     natsMsg *message = NULL;
-
-    pthread_mutex_lock(&nats->lock);
     bool is_gone = advisory->sent_us < partition->stream_created_ns / 1000;
+
     pthread_mutex_unlock(&nats->lock);
     natsStatus status = is_gone ? NATS_NOT_FOUND
                                 : js_GetMsg(&message, nats->js, reader->topic->stream,
@@ -371,9 +367,9 @@ static bool store_dead_letter(struct nats_partition *partition, const struct nat
              LOG_INT("offset", advisory->sequence), LOG_INT("deliveries", advisory->deliveries),
              LOG_BOOL("terminated", advisory->kind == ADVISORY_TERMINATED),
              LOG_BOOL("stored", error.status == STATUS_OK));
+    pthread_mutex_lock(&nats->lock);
     if (error.status != STATUS_OK)
         return false;
-    pthread_mutex_lock(&nats->lock);
     bus_nats_dead_note(partition, advisory->sequence);
     struct nats_item *item = bus_nats_partition_find(partition, advisory->sequence);
     if (item && !item->message) { /* the later messages need not wait for it */
@@ -384,7 +380,6 @@ static bool store_dead_letter(struct nats_partition *partition, const struct nat
         memmove(item, item + 1, (size_t)(partition->items + partition->count - (item + 1)) * sizeof *item);
         partition->count--;
     }
-    pthread_mutex_unlock(&nats->lock);
     return true;
 }
 
@@ -393,53 +388,37 @@ static bool store_dead_letter(struct nats_partition *partition, const struct nat
 static void check_overdue_head(struct nats_partition *partition)
 {
     struct nats *nats = partition->reader->nats;
-    struct nats_advisory advisory = {.sent_us = INT64_MAX};
     jsConsumerInfo *info = NULL;
     int64_t here = 0;
 
-    pthread_mutex_lock(&nats->lock);
-    bool is_overdue = is_head_overdue(partition, clock_mono_ns());
+    if (!is_head_overdue(partition, clock_mono_ns()))
+        return;
+    const struct nats_advisory advisory = {.sequence = partition->items[0].sequence,
+                                           .deliveries = (int64_t)partition->items[0].delivered,
+                                           .sent_us = INT64_MAX};
+    const struct nats_pull pull = partition->pull; /* the upkeep may change it meanwhile */
     for (size_t i = 0; i < partition->count; i++)
         here += partition->items[i].message != NULL;
-    if (is_overdue) {
-        advisory.sequence = partition->items[0].sequence;
-        advisory.deliveries = (int64_t)partition->items[0].delivered;
-        partition->overdue_ns = bus_nats_overdue_ns(nats, 0);
-    }
-    struct nats_pull pull = partition->pull;
-    pthread_mutex_unlock(&nats->lock);
-    if (is_overdue &&
-        js_GetConsumerInfo(&info, nats->js, pull.stream, pull.consumer, NULL, NULL) == NATS_OK &&
-        info->NumAckPending <= here)
+    partition->overdue_ns = bus_nats_overdue_ns(nats, 0);
+    if (bus_nats_pull_info(nats, &pull, &info) == NATS_OK && info->NumAckPending <= here)
         store_dead_letter(partition, &advisory);
     jsConsumerInfo_Destroy(info);
 }
 
 void bus_nats_advisories_settle(struct nats_partition *partition)
 {
-    struct nats *nats = partition->reader->nats;
-
-    pthread_mutex_lock(&nats->lock);
-    struct nats_advisory *advisories = partition->advisories;
-    size_t count = partition->advisory_count;
-    partition->advisories = NULL;
-    partition->advisory_count = 0;
-    pthread_mutex_unlock(&nats->lock);
-    for (size_t i = 0; i < count; i++) {
-        const struct nats_advisory *advisory = &advisories[i];
-        bool has_letter = false;
-        pthread_mutex_lock(&nats->lock);
-        struct nats_item *item = bus_nats_partition_find(partition, advisory->sequence);
-        bool is_here = item && item->message;
+    for (size_t i = 0; i < partition->advisory_count; i++) {
+        const struct nats_advisory advisory = partition->advisories[i]; /* others may arrive meanwhile */
+        struct nats_item *item = bus_nats_partition_find(partition, advisory.sequence);
+        bool is_here = item && item->message, has_letter = false;
         if (is_here)
             item->is_given_up = true;
         for (size_t at = 0; at < NATS_DEAD_KEPT && !has_letter; at++)
-            has_letter = partition->dead_sequences[at] == advisory->sequence;
-        pthread_mutex_unlock(&nats->lock);
-        if (!is_here && (has_letter || store_dead_letter(partition, advisory)))
-            bus_nats_reply(nats, advisory->message, "+ACK");
-        natsMsg_Destroy(advisory->message);
+            has_letter = partition->dead_sequences[at] == advisory.sequence;
+        if (!is_here && (has_letter || store_dead_letter(partition, &advisory)))
+            bus_nats_reply(partition->reader->nats, advisory.message, "+ACK");
+        natsMsg_Destroy(advisory.message);
     }
-    free(advisories);
+    partition->advisory_count = 0;
     check_overdue_head(partition);
 }

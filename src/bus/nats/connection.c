@@ -207,9 +207,7 @@ natsStatus bus_nats_subscribe(struct nats *nats, natsSubscription **subscription
     if (status != NATS_OK)
         return status;
     natsSubscription_SetPendingLimits(*subscription, -1, -1); /* pull requests are the limit */
-    pthread_mutex_lock(&nats->lock);
-    nats->subscriptions++;
-    pthread_mutex_unlock(&nats->lock);
+    atomic_fetch_add(&nats->subscriptions, 1);
     return natsSubscription_SetOnCompleteCB(*subscription, on_complete, nats);
 }
 

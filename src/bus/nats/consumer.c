@@ -46,20 +46,19 @@ static bool ensure_durable(struct nats_partition *partition)
     char name[NATS_NAME_BYTES], subject[NATS_NAME_BYTES];
     jsConsumerInfo *info = NULL;
     jsConsumerConfig config;
-
-    pthread_mutex_lock(&nats->lock);
     bool is_lost = reader->state != READER_STARTING, is_away = partition->state == PARTITION_AWAY;
     int64_t settled = partition->settled;
-    pthread_mutex_unlock(&nats->lock);
+
     if (partition->is_stream_replaced)
         return true;
     bus_nats_durable(name, reader, partition->number);
     bus_nats_subject(subject, nats, reader->consumer.topic, partition->number);
+    pthread_mutex_unlock(&nats->lock);
     natsStatus status = js_GetConsumerInfo(&info, nats->js, reader->topic->stream, name, NULL, NULL);
-    if (status == NATS_NOT_FOUND && is_lost && is_away)
-        return true; /* the holder of the partition knows what is settled, and creates it */
-    if (status ==
-        NATS_NOT_FOUND) { /* one that was lost begins at the oldest message that is not known to be settled */
+    /* the holder of the partition knows what is settled, and creates it */
+    bool is_left = status == NATS_NOT_FOUND && is_lost && is_away;
+    if (status == NATS_NOT_FOUND && !is_left) {
+        /* one that was lost begins at the oldest message that is not known to be settled */
         jsConsumerConfig_Init(&config);
         config.Durable = name;
         config.Description = reader->consumer.spec.group;
@@ -94,8 +93,7 @@ static bool ensure_durable(struct nats_partition *partition)
     pthread_mutex_lock(&nats->lock);
     if (is_usable)
         bus_nats_pull_set(&partition->pull, reader->topic->stream, name);
-    pthread_mutex_unlock(&nats->lock);
-    return is_usable;
+    return is_usable || is_left;
 }
 
 /* SYNCING to RUNNING, when nothing is missing; then requests messages. Not while a job runs: the messages that it acknowledges are still in the queue, and
@@ -103,20 +101,15 @@ static bool ensure_durable(struct nats_partition *partition)
 void bus_nats_partition_sync(struct nats_partition *partition)
 {
     struct nats_reader *reader = partition->reader;
-    struct nats *nats = reader->nats;
+    uint64_t newest = partition->consumer_sequence;
+    natsStatus status = NATS_NOT_INITIALIZED;
     jsConsumerInfo *info = NULL;
 
-    pthread_mutex_lock(&nats->lock);
-    bool is_syncing = partition->state == PARTITION_SYNCING && !partition->is_busy;
-    uint64_t newest = partition->consumer_sequence;
     for (size_t i = 0; i < partition->count; i++)
         if (partition->items[i].consumer_sequence > newest)
             newest = partition->items[i].consumer_sequence;
-    pthread_mutex_unlock(&nats->lock);
-    natsStatus status = is_syncing ? js_GetConsumerInfo(&info, nats->js, partition->pull.stream,
-                                                        partition->pull.consumer, NULL, NULL)
-                                   : NATS_NOT_INITIALIZED;
-    pthread_mutex_lock(&nats->lock);
+    if (partition->state == PARTITION_SYNCING && !partition->is_busy)
+        status = bus_nats_pull_info(reader->nats, &partition->pull, &info);
     if (status == NATS_NOT_FOUND)
         reader->needs_check = true;
     if (status == NATS_OK && info->Delivered.Consumer < newest) {
@@ -129,7 +122,6 @@ void bus_nats_partition_sync(struct nats_partition *partition)
         bus_nats_partition_move(partition, PARTITION_RUNNING);
         bus_nats_reader_dispatch(reader);
     }
-    pthread_mutex_unlock(&nats->lock);
     jsConsumerInfo_Destroy(info);
     bus_nats_partition_request(partition);
 }
@@ -148,16 +140,12 @@ static bool replace_ephemeral(struct nats_partition *partition, const jsStreamIn
     struct nats *nats = reader->nats;
     char subject[NATS_NAME_BYTES], name[NATS_NAME_BYTES];
     jsConsumerConfig config;
-
-    pthread_mutex_lock(&nats->lock);
     int64_t from = next_sequence(partition);
+
     if (reader->state == READER_STARTING)
         from = reader->consumer.spec.from == BUS_FROM_START && stream->State.FirstSeq > 0
                    ? (int64_t)stream->State.FirstSeq
                    : (int64_t)stream->State.LastSeq + 1;
-    pthread_mutex_unlock(&nats->lock);
-    if (partition->pull.consumer[0])
-        js_DeleteConsumer(nats->js, reader->topic->stream, partition->pull.consumer, NULL, NULL);
     bus_nats_subject(subject, nats, reader->consumer.topic, partition->number);
     snprintf(name, sizeof name, "every_%u_%016llx", partition->number, (unsigned long long)random_u64());
     jsConsumerConfig_Init(&config);
@@ -170,18 +158,21 @@ static bool replace_ephemeral(struct nats_partition *partition, const jsStreamIn
     config.InactiveThreshold = EPHEMERAL_NS;
     config.MemoryStorage = true;
     config.Replicas = 1;
-    if (js_AddConsumer(NULL, nats->js, reader->topic->stream, &config, NULL, NULL) != NATS_OK) {
+    pthread_mutex_unlock(&nats->lock);
+    if (partition->pull.consumer[0])
+        js_DeleteConsumer(nats->js, reader->topic->stream, partition->pull.consumer, NULL, NULL);
+    natsStatus status = js_AddConsumer(NULL, nats->js, reader->topic->stream, &config, NULL, NULL);
+    pthread_mutex_lock(&nats->lock);
+    if (status != NATS_OK) {
         log_debug("nats_consumer_waits", LOG_CSTR("error", nats_GetLastError(NULL)));
         return false;
     }
-    pthread_mutex_lock(&nats->lock);
     if (reader->state == READER_STARTING)
         partition->settled = from - 1;
     bus_nats_pull_set(&partition->pull, reader->topic->stream, name);
     bus_nats_partition_move(partition, PARTITION_RUNNING);
     partition->consumer_sequence = 0;
     partition->pull.requested = 0;
-    pthread_mutex_unlock(&nats->lock);
     return true;
 }
 
@@ -192,11 +183,12 @@ static natsStatus get_stream(struct nats_reader *reader, jsStreamInfo **stream)
 {
     struct nats *nats = reader->nats;
 
-    pthread_mutex_lock(&nats->lock);
     for (unsigned i = 0; i < reader->partition_count; i++)
         reader->partitions[i].next_before = next_sequence(&reader->partitions[i]);
     pthread_mutex_unlock(&nats->lock);
-    return js_GetStreamInfo(stream, nats->js, reader->topic->stream, NULL, NULL);
+    natsStatus status = js_GetStreamInfo(stream, nats->js, reader->topic->stream, NULL, NULL);
+    pthread_mutex_lock(&nats->lock);
+    return status;
 }
 
 /* Retention deleted messages before they were handled, or the stream lost its tail or was created again. The place of a group is
@@ -207,7 +199,6 @@ static void check_gaps(struct nats_reader *reader, const jsStreamInfo *stream)
     bool is_shared = nats_reader_is_shared(reader);
     int64_t first = (int64_t)stream->State.FirstSeq, end = (int64_t)stream->State.LastSeq + 1;
 
-    pthread_mutex_lock(&reader->nats->lock);
     for (unsigned i = 0; i < reader->partition_count; i++) {
         struct nats_partition *partition = &reader->partitions[i];
         bool is_new = partition->stream_created_ns && partition->stream_created_ns != stream->Created;
@@ -234,7 +225,6 @@ static void check_gaps(struct nats_reader *reader, const jsStreamInfo *stream)
         reader->needs_check = true;
     }
     bus_nats_reader_dispatch(reader);
-    pthread_mutex_unlock(&reader->nats->lock);
 }
 
 /* ---- a reader ---- */
@@ -258,11 +248,9 @@ bool bus_nats_consumers_ensure(struct nats_reader *reader)
     jsStreamInfo_Destroy(stream);
     if (!is_good)
         return false;
-    pthread_mutex_lock(&reader->nats->lock);
     if (reader->state == READER_STARTING)
         reader->state = READER_READY;
     bus_nats_reader_dispatch(reader);
-    pthread_mutex_unlock(&reader->nats->lock);
     for (unsigned i = 0; i < reader->partition_count; i++)
         bus_nats_partition_request(&reader->partitions[i]);
     return true;
@@ -281,10 +269,7 @@ void bus_nats_reader_look(struct nats_reader *reader)
         struct nats_partition *partition = &reader->partitions[i];
         struct nats_pull *pull = &partition->pull;
         jsConsumerInfo *info = NULL;
-        bool is_found = pull->consumer[0] && js_GetConsumerInfo(&info, nats->js, pull->stream, pull->consumer,
-                                                                NULL, NULL) == NATS_OK;
-        pthread_mutex_lock(&nats->lock);
-        if (is_found) {
+        if (pull->consumer[0] && bus_nats_pull_info(nats, pull, &info) == NATS_OK) {
             partition->pending =
                 info->NumPending +
                 (nats_reader_is_shared(reader) ? (uint64_t)info->NumAckPending : partition->count);
@@ -297,7 +282,6 @@ void bus_nats_reader_look(struct nats_reader *reader)
             reader->needs_check |= pull->consumer[0] && atomic_load(&nats->is_up);
         }
         lag += partition->pending;
-        pthread_mutex_unlock(&nats->lock);
         jsConsumerInfo_Destroy(info);
     }
     check_gaps(reader, stream);

@@ -50,12 +50,6 @@ void bus_nats_reader_dispatch(struct nats_reader *reader)
 
 /* ---- a batch ---- */
 
-struct batch {
-    struct bus_message *messages;
-    natsMsg **raw;
-    size_t count;
-};
-
 /* Under the lock. The server also counts deliveries to other processes: a message that fails at its last delivery becomes a dead
  * letter here, with the handler's reason, before the server gives it up. */
 static void count_deliveries(struct nats_partition *partition)
@@ -77,19 +71,17 @@ static void count_deliveries(struct nats_partition *partition)
 /* Removes the settled messages from the queue, which keeps its items while a job runs. After `wait_ms` the first message that is
  * left is handled again. The server waits when the message itself failed; while the database is down the message stays here, as
  * work in progress, and no delivery is used up. */
-static void settle_batch(struct nats_partition *partition, const struct batch *batch, size_t settled,
+static void settle_batch(struct nats_partition *partition, const struct bus_message *messages, size_t settled,
                          int64_t wait_ms, bool is_failure)
 {
     struct nats *nats = partition->reader->nats;
-    natsMsg *returned = NULL;
     size_t kept = 0;
 
-    pthread_mutex_lock(&nats->lock);
     for (size_t i = 0; i < settled; i++)
-        if (partition->dead[i])
-            bus_nats_dead_note(partition, batch->messages[i].offset);
-    if (settled > 0 && batch->messages[settled - 1].offset > partition->settled)
-        partition->settled = batch->messages[settled - 1].offset;
+        if (partition->delivery.dead[i])
+            bus_nats_dead_note(partition, messages[i].offset);
+    if (settled > 0 && messages[settled - 1].offset > partition->settled)
+        partition->settled = messages[settled - 1].offset;
     for (size_t i = 0; i < partition->count && settled > 0; i++) {
         struct nats_item *item = &partition->items[i];
         if (item->sequence > partition->settled) {
@@ -104,73 +96,67 @@ static void settle_batch(struct nats_partition *partition, const struct batch *b
         partition->count = kept;
     partition->is_database_down = wait_ms > 0 && !is_failure;
     if (wait_ms > 0) {
+        struct nats_item *first = partition->items;
         partition->due_ns = clock_deadline_ms(wait_ms);
         partition->overdue_ns = bus_nats_overdue_ns(nats, wait_ms);
         if (nats_reader_is_shared(partition->reader) && is_failure && partition->count > 0 &&
             (partition->state == PARTITION_RUNNING || partition->state == PARTITION_LEAVING)) {
-            returned = partition->items[0].message;
-            partition->items[0].message = NULL;
+            if (first->message)
+                bus_nats_nak(nats, first->message, wait_ms);
+            natsMsg_Destroy(first->message);
+            first->message = NULL;
         }
         bus_nats_wake(nats);
     }
-    pthread_mutex_unlock(&nats->lock);
-    if (returned)
-        bus_nats_nak(nats, returned, wait_ms);
-    natsMsg_Destroy(returned);
-}
-
-static void deliver_batch(struct nats_partition *partition, const struct batch *batch)
-{
-    unsigned attempts = partition->delivery.attempts;
-    unsigned attempts_max = partition->reader->consumer.spec.attempts_max;
-    bool is_shared = nats_reader_is_shared(partition->reader);
-    int64_t wait_ms = 0;
-
-    memset(partition->dead, 0, batch->count * sizeof partition->dead[0]);
-    size_t settled = bus_deliver(&partition->delivery, batch->messages, batch->count, &wait_ms);
-    bool is_failure = partition->delivery.attempts > attempts;
-    if (is_failure && is_shared && attempts_max > 0 && partition->delivery.attempts >= attempts_max)
-        wait_ms = 0; /* the last delivery: it is a dead letter next */
-    FAILPOINT("nats.before_ack");
-    for (size_t i = 0; i < settled && is_shared; i++)
-        bus_nats_reply(partition->reader->nats, batch->raw[i], partition->dead[i] ? "+TERM" : "+ACK");
-    FAILPOINT("nats.after_ack");
-    settle_batch(partition, batch, settled, wait_ms, is_failure);
     bus_nats_partition_request(partition);
 }
 
-/* A message that was delivered before may have ended a process: it is handled alone. */
+/* Under the lock, which is released while the handler runs. A message that was delivered before may have ended a process: it is
+ * handled alone. */
 static void handle_batch(struct nats_partition *partition)
 {
     const struct bus_consumer *consumer = &partition->reader->consumer;
+    struct bus_delivery *delivery = &partition->delivery;
     struct nats *nats = partition->reader->nats;
-    size_t max = consumer->spec.batch_max;
-    struct batch batch = {0};
-    struct arena arena = ARENA(ARENA_BYTES);
+    size_t max = consumer->spec.batch_max, count = 0;
+    bool is_shared = nats_reader_is_shared(partition->reader);
+    int64_t wait_ms, now_ns = clock_mono_ns();
+    struct arena arena;
 
-    batch.messages = arena_zalloc(&arena, max * sizeof batch.messages[0]);
-    batch.raw = arena_zalloc(&arena, max * sizeof batch.raw[0]);
-    pthread_mutex_lock(&nats->lock);
-    int64_t now_ns = clock_mono_ns();
     if (!may_handle(partition, now_ns) || nats->is_stopping || partition->due_ns > now_ns)
-        max = 0;
-    for (; batch.count < partition->count && batch.count < max; batch.count++) {
-        const struct nats_item *item = &partition->items[batch.count];
-        if (!item->message || (batch.count > 0 && (item->delivered > 1 || partition->items[0].delivered > 1)))
+        return;
+    arena_init(&arena, ARENA_BYTES);
+    struct bus_message *messages = arena_zalloc(&arena, max * sizeof messages[0]);
+    natsMsg **raw = arena_alloc(&arena, max * sizeof raw[0]);
+    for (; count < partition->count && count < max; count++) {
+        const struct nats_item *item = &partition->items[count];
+        if (!item->message || (count > 0 && (item->delivered > 1 || partition->items[0].delivered > 1)))
             break;
-        batch.raw[batch.count] = item->message;
-        batch.messages[batch.count] = (struct bus_message){.topic = consumer->topic->name,
-                                                           .partition = partition->number,
-                                                           .offset = item->sequence,
-                                                           .created_us = item->created_us};
+        raw[count] = item->message;
+        messages[count] = (struct bus_message){.topic = consumer->topic->name,
+                                               .partition = partition->number,
+                                               .offset = item->sequence,
+                                               .created_us = item->created_us};
     }
-    if (batch.count > 0)
+    if (count > 0) {
         count_deliveries(partition);
-    pthread_mutex_unlock(&nats->lock);
-    for (size_t i = 0; i < batch.count; i++)
-        bus_nats_decode(batch.raw[i], &arena, &batch.messages[i]);
-    if (batch.count > 0)
-        deliver_batch(partition, &batch);
+        pthread_mutex_unlock(&nats->lock);
+        unsigned attempts = delivery->attempts;
+        for (size_t i = 0; i < count; i++)
+            bus_nats_decode(raw[i], &arena, &messages[i]);
+        memset(delivery->dead, 0, count * sizeof delivery->dead[0]);
+        size_t settled = bus_deliver(delivery, messages, count, &wait_ms);
+        bool is_failure = delivery->attempts > attempts;
+        if (is_failure && is_shared && consumer->spec.attempts_max > 0 &&
+            delivery->attempts >= consumer->spec.attempts_max)
+            wait_ms = 0; /* the last delivery: it is a dead letter next */
+        FAILPOINT("nats.before_ack");
+        for (size_t i = 0; i < settled && is_shared; i++)
+            bus_nats_reply(nats, raw[i], delivery->dead[i] ? "+TERM" : "+ACK");
+        FAILPOINT("nats.after_ack");
+        pthread_mutex_lock(&nats->lock);
+        settle_batch(partition, messages, settled, wait_ms, is_failure);
+    }
     arena_deinit(&arena);
 }
 
@@ -192,8 +178,10 @@ static void run_partition(struct worker_job *work)
         spec->on_ready(spec->context);
     if (has_gap)
         bus_consumer_gap(&reader->consumer, partition->number, from, next);
+    pthread_mutex_lock(&reader->nats->lock);
     bus_nats_advisories_settle(partition);
     handle_batch(partition);
+    pthread_mutex_unlock(&reader->nats->lock);
 }
 
 static void partition_done(struct worker_job *work)
@@ -220,11 +208,10 @@ void bus_nats_partition_init(struct nats_partition *partition, struct nats_reade
     partition->number = number;
     bus_nats_durable(durable, reader, number);
     snprintf(partition->lease_key, sizeof partition->lease_key, "%s.%s", reader->topic->stream, durable);
-    partition->dead = memory_zalloc(reader->consumer.spec.batch_max * sizeof partition->dead[0]);
     partition->delivery = (struct bus_delivery){.bus = &nats->bus,
                                                 .consumer = &reader->consumer,
                                                 .pool = nats_reader_is_shared(reader) ? nats->pool : NULL,
                                                 .handler_ms = nats->config.handler_ms,
-                                                .dead = partition->dead};
+                                                .dead = memory_zalloc(reader->consumer.spec.batch_max)};
     partition->work = (struct worker_job){.run = run_partition, .done = partition_done};
 }

@@ -54,7 +54,7 @@ static void free_reader(struct nats_reader *reader)
         for (int kind = 0; kind < ADVISORY_KINDS; kind++)
             natsSubscription_Destroy(partition->watches[kind].pull.inbox);
         free(partition->items);
-        free(partition->dead);
+        free(partition->delivery.dead);
     }
     natsSubscription_Destroy(reader->members_inbox);
     bus_consumer_deinit(&reader->consumer);
@@ -75,10 +75,10 @@ static void at_latest(int64_t *delay_ns, int64_t other_ns)
 /* A new connection: open requests are lost, and messages that were on their way are missing. */
 static void begin_epoch(struct nats *nats)
 {
-    pthread_mutex_lock(&nats->lock);
-    bool is_new = nats->epoch != nats->upkeep_epoch;
+    if (nats->upkeep_epoch == nats->epoch)
+        return;
     nats->upkeep_epoch = nats->epoch;
-    for (size_t i = 0; i < nats->reader_count && is_new; i++) {
+    for (size_t i = 0; i < nats->reader_count; i++) {
         struct nats_reader *reader = nats->readers[i];
         reader->needs_check = true;
         for (unsigned at = 0; at < reader->partition_count; at++) {
@@ -94,24 +94,20 @@ static void begin_epoch(struct nats *nats)
             bus_nats_partition_reset_sequences(partition); /* a server that crashed may count from 1 again */
         }
     }
-    pthread_mutex_unlock(&nats->lock);
 }
 
 /* Takes the request for a check; it may be raised again during the check. */
-static bool take_check(struct nats *nats, bool *needs_check)
+static bool take_check(bool *needs_check)
 {
-    pthread_mutex_lock(&nats->lock);
     bool needed = *needs_check;
+
     *needs_check = false;
-    pthread_mutex_unlock(&nats->lock);
     return needed;
 }
 
 static void check_failed(struct nats *nats, bool *needs_check, const char *what)
 {
-    pthread_mutex_lock(&nats->lock);
     *needs_check = true;
-    pthread_mutex_unlock(&nats->lock);
     if (!nats->upkeep_failed && task_failures(nats->upkeep) == 0)
         log_warn("nats_waits", LOG_CSTR("for", what), LOG_CSTR("error", nats_GetLastError(NULL)));
     nats->upkeep_failed = true;
@@ -124,7 +120,7 @@ static int64_t keep_reader(struct nats_reader *reader, int64_t now_ns)
     bool is_shared = nats_reader_is_shared(reader);
     int64_t delay_ns = TASK_IDLE;
 
-    if (take_check(nats, &reader->needs_check) && !bus_nats_consumers_ensure(reader)) {
+    if (take_check(&reader->needs_check) && !bus_nats_consumers_ensure(reader)) {
         check_failed(nats, &reader->needs_check, "consumers");
         return delay_ns;
     }
@@ -134,7 +130,6 @@ static int64_t keep_reader(struct nats_reader *reader, int64_t now_ns)
         bus_nats_partition_sync(&reader->partitions[i]);
         bus_nats_watches_request(&reader->partitions[i]);
     }
-    pthread_mutex_lock(&nats->lock);
     for (unsigned i = 0; i < reader->partition_count; i++) {
         const struct nats_partition *partition = &reader->partitions[i];
         int64_t wait_ns = partition->due_ns - clock_mono_ns();
@@ -144,12 +139,26 @@ static int64_t keep_reader(struct nats_reader *reader, int64_t now_ns)
             at_latest(&delay_ns, wait_ns);
     }
     bus_nats_reader_dispatch(reader);
-    pthread_mutex_unlock(&nats->lock);
     if (now_ns >= nats->look_ns)
         bus_nats_reader_look(reader);
     for (unsigned i = 0; i < reader->partition_count && is_shared && now_ns >= nats->extend_ns; i++)
         bus_nats_partition_extend(&reader->partitions[i]);
     return delay_ns;
+}
+
+static bool keep_streams(struct nats *nats, int64_t now_ns)
+{
+    bool needs_check = take_check(&nats->needs_check), is_good = true;
+
+    pthread_mutex_unlock(&nats->lock);
+    if (needs_check)
+        is_good = bus_nats_streams_ensure(nats);
+    if (is_good && now_ns >= nats->look_ns)
+        bus_nats_advisory_streams_ensure(nats);
+    pthread_mutex_lock(&nats->lock);
+    if (!is_good)
+        check_failed(nats, &nats->needs_check, "streams");
+    return is_good;
 }
 
 static int64_t upkeep_step(struct task *task, void *context)
@@ -160,22 +169,19 @@ static int64_t upkeep_step(struct task *task, void *context)
 
     if (!bus_nats_connect(nats))
         return delay_ns;
-    begin_epoch(nats);
     int64_t now_ns = clock_mono_ns();
+    pthread_mutex_lock(&nats->lock);
+    begin_epoch(nats);
     nats->upkeep_failed = false;
-    if (take_check(nats, &nats->needs_check) && !bus_nats_streams_ensure(nats)) {
-        check_failed(nats, &nats->needs_check, "streams");
-        at_latest(&delay_ns, task_retry(task));
-        return delay_ns;
+    if (keep_streams(nats, now_ns)) {
+        for (size_t i = 0; i < nats->reader_count && !task_is_stopping(nats->upkeep); i++)
+            at_latest(&delay_ns, keep_reader(nats->readers[i], now_ns));
+        if (now_ns >= nats->look_ns)
+            nats->look_ns = clock_deadline_ms(ack_wait_ms / 2); /* lag, gaps, advisories */
+        if (now_ns >= nats->extend_ns)
+            nats->extend_ns = clock_deadline_ms(ack_wait_ms / 4);
     }
-    if (now_ns >= nats->look_ns)
-        bus_nats_advisory_streams_ensure(nats);
-    for (size_t i = 0; i < nats->reader_count && !task_is_stopping(nats->upkeep); i++)
-        at_latest(&delay_ns, keep_reader(nats->readers[i], now_ns));
-    if (now_ns >= nats->look_ns)
-        nats->look_ns = clock_deadline_ms(ack_wait_ms / 2); /* lag, gaps, advisories */
-    if (now_ns >= nats->extend_ns)
-        nats->extend_ns = clock_deadline_ms(ack_wait_ms / 4);
+    pthread_mutex_unlock(&nats->lock);
     if (nats->upkeep_failed)
         at_latest(&delay_ns, task_retry(task));
     else if (task_failures(task) > 0)
@@ -236,9 +242,11 @@ static void nats_stop(struct bus *bus, int64_t grace_ms)
     if (nats->upkeep)
         task_stop(nats->upkeep, TASK_FOREVER);
     deadline_ns = clock_deadline_ms(RELEASE_MS);
+    pthread_mutex_lock(&nats->lock);
     for (size_t i = 0; i < nats->reader_count && atomic_load(&nats->is_up); i++)
         if (nats_reader_is_shared(nats->readers[i]))
             bus_nats_leases_release(nats->readers[i], deadline_ns);
+    pthread_mutex_unlock(&nats->lock);
     if (atomic_load(&nats->is_up) && nats->connection)
         natsConnection_FlushTimeout(nats->connection, NATS_API_MS / 4);
     bus_nats_disconnect(nats);

@@ -12,7 +12,8 @@
  *   publish.c     bus_publish()                              advisories.c  messages that the server has given up
  *   pull.c        pull requests, replies to messages         subject.c     plain subjects
  *
- * nats->lock protects all of it; no request is sent while it is held. */
+ * nats->lock protects all of it. The upkeep and the jobs hold it and release it while they wait: for an answer of the server, and
+ * for handlers. What is only sent (a pull request, an acknowledgement) may be sent under it. */
 #ifndef FRESHET_BUS_NATS_INSIDE_H
 #define FRESHET_BUS_NATS_INSIDE_H
 
@@ -103,7 +104,6 @@ struct nats_partition {
     bool is_busy; /* its job is queued or runs */
     int64_t busy_since_ns;
     struct bus_delivery delivery; /* the job's */
-    bool *dead;                   /* the job's: messages of its batch that are dead letters */
 
     struct nats_pull pull;
     struct nats_item *items; /* by sequence */
@@ -210,9 +210,9 @@ struct nats {
     LIST_HEAD(, nats_listener) listeners;
     bool is_stopping, is_cancelled, needs_check; /* needs_check: of streams */
     atomic_bool is_up, is_failure_logged;
-    unsigned epoch;         /* counts connections */
-    unsigned busy;          /* partitions whose job runs */
-    unsigned subscriptions; /* for which the client may still call us */
+    unsigned epoch;            /* counts connections */
+    unsigned busy;             /* partitions whose job runs */
+    atomic_uint subscriptions; /* for which the client may still call us */
     bool is_closed;
 };
 
@@ -253,7 +253,7 @@ void bus_nats_on_ack(jsCtx *js, natsMsg *message, jsPubAck *ack, jsPubAckErr *re
 natsStatus bus_nats_listeners_subscribe(struct nats *nats);
 void bus_nats_listeners_free(struct nats *nats);
 
-/* pull.c; not under the lock, but for _set() */
+/* pull.c; _set(), _request() and _info() under the lock */
 bool bus_nats_origin_parse(natsMsg *message, struct nats_origin *origin);
 void bus_nats_reply(struct nats *nats, natsMsg *message, const char *text);
 void bus_nats_nak(struct nats *nats, natsMsg *message, int64_t delay_ms);
@@ -263,11 +263,13 @@ natsStatus bus_nats_pull_open(struct nats *nats, struct nats_pull *pull, natsMsg
                               void *closure);
 /* Requests messages, unless a request is open or there is no consumer. */
 void bus_nats_pull_request(struct nats *nats, struct nats_pull *pull, int64_t count, int64_t bytes_max);
+/* The server's answer about the consumer; the lock is released meanwhile. */
+natsStatus bus_nats_pull_info(struct nats *nats, const struct nats_pull *pull, jsConsumerInfo **info);
 /* The message is the server's end of the request, perhaps since the consumer does not exist; it is destroyed. */
 void bus_nats_pull_end(struct nats_reader *reader, struct nats_pull *pull, natsMsg *message,
                        bool checks_streams);
 
-/* partition.c; under the lock, but for _request(), _extend(), _drop() */
+/* partition.c; under the lock */
 void bus_nats_partition_move(struct nats_partition *partition, enum nats_partition_state to);
 struct nats_item *bus_nats_partition_find(struct nats_partition *partition, int64_t sequence);
 bool bus_nats_partition_is_complete(struct nats_partition *partition, const jsConsumerInfo *info);
@@ -282,12 +284,12 @@ void bus_nats_partition_drop(struct nats_partition *partition, bool give_back);
 void bus_nats_partition_init(struct nats_partition *partition, struct nats_reader *reader, unsigned number);
 void bus_nats_reader_dispatch(struct nats_reader *reader);
 
-/* consumer.c, on the upkeep */
+/* consumer.c, on the upkeep, under the lock, which is released meanwhile */
 bool bus_nats_consumers_ensure(struct nats_reader *reader);
 void bus_nats_partition_sync(struct nats_partition *partition); /* then requests messages */
 void bus_nats_reader_look(struct nats_reader *reader);          /* lag, gaps */
 
-/* advisories.c; the first three on the upkeep, _settle() on the job, the others under the lock */
+/* advisories.c; under the lock but for the first, which is released meanwhile by _ensure() and _settle() */
 void bus_nats_advisory_streams_ensure(struct nats *nats);
 bool bus_nats_watches_ensure(struct nats_partition *partition);
 void bus_nats_watches_request(struct nats_partition *partition);
@@ -297,7 +299,7 @@ void bus_nats_advisories_drop(struct nats_partition *partition);
 void bus_nats_dead_note(struct nats_partition *partition, int64_t sequence);
 int64_t bus_nats_overdue_ns(const struct nats *nats, int64_t wait_ms);
 
-/* lease.c, on the upkeep */
+/* lease.c, on the upkeep, under the lock, which is released meanwhile */
 void bus_nats_leases_keep(struct nats_reader *reader);
 void bus_nats_leases_release(struct nats_reader *reader, int64_t deadline_ns);
 natsStatus bus_nats_members_subscribe(struct nats_reader *reader);

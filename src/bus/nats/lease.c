@@ -20,11 +20,6 @@
 
 /* ---- members ---- */
 
-static void remove_member(struct nats_reader *reader, struct nats_member *member)
-{
-    *member = reader->members[--reader->member_count];
-}
-
 /* "ID here", "ID free" (of a lease), "ID gone". Members over as many as partitions can be get none, and are ignored. */
 static void on_announcement(natsConnection *connection, natsSubscription *subscription, natsMsg *message,
                             void *closure)
@@ -49,7 +44,7 @@ static void on_announcement(natsConnection *connection, natsSubscription *subscr
             reader->member_count++;
         }
         if (!is_new && is_gone)
-            remove_member(reader, &reader->members[at]);
+            reader->members[at] = reader->members[--reader->member_count];
         else if (at < reader->member_count)
             reader->members[at].seen_ns = clock_mono_ns();
         if (!is_gone && (is_new || is_free))
@@ -86,30 +81,37 @@ static void announce(struct nats_reader *reader, const char *what)
 
 static natsStatus write_lease(struct nats_partition *partition, const char *holder, uint64_t *revision)
 {
-    return kvStore_UpdateString(revision, partition->reader->nats->leases, partition->lease_key, holder,
-                                partition->lease_revision);
+    struct nats *nats = partition->reader->nats;
+
+    pthread_mutex_unlock(&nats->lock);
+    natsStatus status =
+        kvStore_UpdateString(revision, nats->leases, partition->lease_key, holder, partition->lease_revision);
+    pthread_mutex_lock(&nats->lock);
+    return status;
 }
 
 static bool take_lease(struct nats_partition *partition, uint64_t *revision)
 {
     struct nats *nats = partition->reader->nats;
-    const char *key = partition->lease_key;
+    const char *key = partition->lease_key, *holder = NULL;
     kvEntry *entry = NULL;
 
+    pthread_mutex_unlock(&nats->lock);
     natsStatus status = kvStore_Get(&entry, nats->leases, key);
+    if (status == NATS_OK)
+        holder = kvEntry_ValueString(entry);
     if (status == NATS_NOT_FOUND)
-        return kvStore_CreateString(revision, nats->leases, key, nats->id) == NATS_OK;
-    if (status != NATS_OK)
-        return false;
-    const char *holder = kvEntry_ValueString(entry);
-    bool is_taken =
-        holder && (strcmp(holder, FREE) == 0 || strcmp(holder, nats->id) == 0) &&
-        kvStore_UpdateString(revision, nats->leases, key, nats->id, kvEntry_Revision(entry)) == NATS_OK;
+        status = kvStore_CreateString(revision, nats->leases, key, nats->id);
+    else if (holder && (strcmp(holder, FREE) == 0 || strcmp(holder, nats->id) == 0))
+        status = kvStore_UpdateString(revision, nats->leases, key, nats->id, kvEntry_Revision(entry));
+    else
+        status = NATS_ILLEGAL_STATE; /* another member has it, or the server does not answer */
     kvEntry_Destroy(entry);
-    return is_taken;
+    pthread_mutex_lock(&nats->lock);
+    return status == NATS_OK;
 }
 
-/* Under the lock. Shorter than the server's, since clocks differ and requests take time. */
+/* Shorter than the server's, since clocks differ and requests take time. */
 static void set_lease(struct nats_partition *partition, uint64_t revision, int64_t asked_ns)
 {
     partition->lease_revision = revision;
@@ -120,13 +122,8 @@ static void set_lease(struct nats_partition *partition, uint64_t revision, int64
  * them here again at once, until their deliveries are used up. False: a job runs. */
 static bool end_partition(struct nats_partition *partition, bool give_back)
 {
-    struct nats *nats = partition->reader->nats;
-
-    pthread_mutex_lock(&nats->lock);
-    bool is_busy = partition->is_busy;
-    bus_nats_partition_move(partition, is_busy ? PARTITION_LEAVING : PARTITION_AWAY);
-    pthread_mutex_unlock(&nats->lock);
-    if (is_busy)
+    bus_nats_partition_move(partition, partition->is_busy ? PARTITION_LEAVING : PARTITION_AWAY);
+    if (partition->is_busy)
         return false;
     if (give_back)
         bus_nats_unsubscribe(&partition->pull.inbox);
@@ -136,13 +133,16 @@ static bool end_partition(struct nats_partition *partition, bool give_back)
 
 static void release_partition(struct nats_partition *partition)
 {
+    struct nats *nats = partition->reader->nats;
     uint64_t revision;
 
     if (!end_partition(partition, true))
         return;
     /* the replies reach the server before the lease is free */
-    natsConnection_FlushTimeout(partition->reader->nats->connection, NATS_API_MS / 4);
+    pthread_mutex_unlock(&nats->lock);
+    natsConnection_FlushTimeout(nats->connection, NATS_API_MS / 4);
     FAILPOINT("nats.before_release");
+    pthread_mutex_lock(&nats->lock);
     if (write_lease(partition, FREE, &revision) == NATS_OK)
         announce(partition->reader, "free");
 }
@@ -152,40 +152,33 @@ static void keep_lease(struct nats_partition *partition, bool should_hold)
     struct nats *nats = partition->reader->nats;
     const struct bus_subscription *spec = &partition->reader->consumer.spec;
     int64_t asked_ns = clock_mono_ns();
-    uint64_t revision;
-
-    pthread_mutex_lock(&nats->lock);
-    bool is_held = partition->state != PARTITION_AWAY, is_leaving = partition->state == PARTITION_LEAVING;
+    bool is_held = partition->state != PARTITION_AWAY;
     /* a handler that does not return must not keep its partition for ever */
     bool is_stuck =
         partition->is_busy &&
         asked_ns > partition->busy_since_ns + (nats->config.handler_ms + STUCK_SLACK_MS) * CLOCK_NS_PER_MS;
+    bool is_due = asked_ns > partition->lease_until_ns - nats->lease_ns / 2;
+    uint64_t revision;
+
     /* while the database is down it is down for all, and each message that changes hands uses up a delivery */
     should_hold |= is_held && partition->is_database_down;
-    bool is_over = asked_ns >= partition->lease_until_ns;
-    bool is_due = asked_ns > partition->lease_until_ns - nats->lease_ns / 2;
-    pthread_mutex_unlock(&nats->lock);
     if (!is_held && should_hold && take_lease(partition, &revision) &&
         bus_nats_partition_open(partition) == NATS_OK) {
-        pthread_mutex_lock(&nats->lock);
         set_lease(partition, revision, asked_ns);
         bus_nats_partition_move(partition, PARTITION_SYNCING);
         partition->consumer_sequence = 0;
         partition->pull.requested = 0;
         partition->is_database_down = false;
-        pthread_mutex_unlock(&nats->lock);
         FAILPOINT("nats.lease_taken");
         log_debug("nats_partition_taken", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
                   LOG_INT("partition", partition->number));
-    } else if (is_held && (is_over || is_stuck)) {
+    } else if (is_held && (asked_ns >= partition->lease_until_ns || is_stuck)) {
         end_partition(partition, false);
-    } else if (is_held && (!should_hold || is_leaving)) {
+    } else if (is_held && (!should_hold || partition->state == PARTITION_LEAVING)) {
         release_partition(partition);
     } else if (is_held && is_due && write_lease(partition, nats->id, &revision) == NATS_OK) {
         bus_nats_partition_extend(partition);
-        pthread_mutex_lock(&nats->lock);
         set_lease(partition, revision, asked_ns);
-        pthread_mutex_unlock(&nats->lock);
     } /* else the server does not answer, or another member has it: it expires */
 }
 
@@ -196,20 +189,17 @@ void bus_nats_leases_keep(struct nats_reader *reader)
     int64_t now_ns = clock_mono_ns(), ack_wait_ns = nats->config.ack_wait_ms * CLOCK_NS_PER_MS;
     size_t rank = 0;
 
-    pthread_mutex_lock(&nats->lock);
-    bool is_due = now_ns >= reader->announce_ns;
-    if (is_due)
-        reader->announce_ns = now_ns + ack_wait_ns / 5;
     for (size_t i = reader->member_count; i-- > 0;) {
         if (reader->members[i].seen_ns < now_ns - ack_wait_ns)
-            remove_member(reader, &reader->members[i]);
+            reader->members[i] = reader->members[--reader->member_count];
         else
             rank += strcmp(reader->members[i].id, nats->id) < 0;
     }
-    size_t members = reader->member_count + 1;
-    pthread_mutex_unlock(&nats->lock);
-    if (is_due)
+    if (now_ns >= reader->announce_ns) {
+        reader->announce_ns = now_ns + ack_wait_ns / 5;
         announce(reader, "here");
+    }
+    size_t members = reader->member_count + 1;
     for (unsigned i = 0; i < reader->partition_count; i++)
         keep_lease(&reader->partitions[i], i % members == rank);
 }
@@ -217,15 +207,10 @@ void bus_nats_leases_keep(struct nats_reader *reader)
 /* At the end; no job runs. */
 void bus_nats_leases_release(struct nats_reader *reader, int64_t deadline_ns)
 {
-    struct nats *nats = reader->nats;
-
-    for (unsigned i = 0; i < reader->partition_count; i++) {
-        pthread_mutex_lock(&nats->lock);
-        bool is_held = reader->partitions[i].state != PARTITION_AWAY;
-        pthread_mutex_unlock(&nats->lock);
-        if (is_held && clock_mono_ns() < deadline_ns && atomic_load(&nats->is_up))
+    for (unsigned i = 0; i < reader->partition_count; i++)
+        if (reader->partitions[i].state != PARTITION_AWAY && clock_mono_ns() < deadline_ns &&
+            atomic_load(&reader->nats->is_up))
             release_partition(&reader->partitions[i]);
-    }
     if (reader->members_inbox)
         announce(reader, "gone");
 }

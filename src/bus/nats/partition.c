@@ -186,7 +186,6 @@ void bus_nats_partition_request(struct nats_partition *partition)
     const struct bus_subscription *spec = &partition->reader->consumer.spec;
     int64_t count = 0, here = 0;
 
-    pthread_mutex_lock(&nats->lock);
     for (size_t i = 0; i < partition->count; i++)
         here += partition->items[i].message != NULL;
     if (partition->state == PARTITION_SYNCING)
@@ -194,7 +193,6 @@ void bus_nats_partition_request(struct nats_partition *partition)
     else if (partition->state == PARTITION_RUNNING && !partition->is_database_down)
         count = here < spec->batch_max ? spec->batch_max - here
                                        : here < (int64_t)partition->count; /* that one is handled first */
-    pthread_mutex_unlock(&nats->lock);
     bus_nats_pull_request(nats, &partition->pull, count,
                           (int64_t)spec->batch_bytes_max +
                               2 * natsConnection_GetMaxPayload(nats->connection));
@@ -202,53 +200,27 @@ void bus_nats_partition_request(struct nats_partition *partition)
 
 /* ---- all messages that are here ---- */
 
-/* Their reply subjects: replies are sent without the lock. */
-static char **list_replies(struct nats_partition *partition, size_t *count)
+static void reply_to_all(const struct nats_partition *partition, const char *text)
 {
-    char **replies = memory_zalloc((partition->count + 1) * sizeof replies[0]);
-
-    *count = 0;
     for (size_t i = 0; i < partition->count; i++)
         if (partition->items[i].message)
-            replies[(*count)++] = str_dup(str_from(natsMsg_GetReply(partition->items[i].message)));
-    return replies;
-}
-
-static void reply_to_all(struct nats *nats, char **replies, size_t count, const char *text)
-{
-    for (size_t i = 0; i < count; i++) {
-        if (text)
-            natsConnection_PublishString(nats->connection, replies[i], text);
-        free(replies[i]);
-    }
-    free(replies);
+            bus_nats_reply(partition->reader->nats, partition->items[i].message, text);
 }
 
 /* The server does not send them to another member while they wait or are handled here. */
 void bus_nats_partition_extend(struct nats_partition *partition)
 {
-    struct nats *nats = partition->reader->nats;
-    size_t count;
-
-    pthread_mutex_lock(&nats->lock);
-    char **replies = list_replies(partition, &count);
-    pthread_mutex_unlock(&nats->lock);
-    reply_to_all(nats, replies, count, "+WPI");
+    reply_to_all(partition, "+WPI");
 }
 
 /* No job runs. */
 void bus_nats_partition_drop(struct nats_partition *partition, bool give_back)
 {
-    struct nats *nats = partition->reader->nats;
-    size_t count;
-
-    pthread_mutex_lock(&nats->lock);
-    char **replies = list_replies(partition, &count);
+    if (give_back)
+        reply_to_all(partition, "-NAK");
     bus_nats_partition_clear(partition);
     partition->pull.requested = 0;
     partition->due_ns = 0;
     bus_delivery_forget(&partition->delivery);
     bus_nats_advisories_drop(partition);
-    pthread_mutex_unlock(&nats->lock);
-    reply_to_all(nats, replies, count, give_back ? "-NAK" : NULL);
 }

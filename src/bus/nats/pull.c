@@ -68,26 +68,26 @@ void bus_nats_pull_request(struct nats *nats, struct nats_pull *pull, int64_t co
 {
     char subject[2 * NATS_LONG_NAME_BYTES], body[160], limit[48] = "";
 
-    pthread_mutex_lock(&nats->lock);
-    bool is_open = pull->requested > 0 && clock_mono_ns() < pull->until_ns;
-    bool is_sent = count > 0 && !is_open && pull->consumer[0] && !nats->is_stopping;
-    if (is_sent) {
-        pull->requested = count;
-        pull->until_ns = clock_deadline_ms(nats->config.ack_wait_ms + SLACK_MS);
-    }
-    snprintf(subject, sizeof subject, "$JS.API.CONSUMER.MSG.NEXT.%s.%s", pull->stream, pull->consumer);
-    pthread_mutex_unlock(&nats->lock);
-    if (!is_sent)
+    if (count == 0 || !pull->consumer[0] || nats->is_stopping ||
+        (pull->requested > 0 && clock_mono_ns() < pull->until_ns))
         return;
     if (bytes_max > 0)
         snprintf(limit, sizeof limit, "\"max_bytes\":%lld,", (long long)bytes_max);
+    snprintf(subject, sizeof subject, "$JS.API.CONSUMER.MSG.NEXT.%s.%s", pull->stream, pull->consumer);
     snprintf(body, sizeof body, "{\"batch\":%lld,%s\"expires\":%lld}", (long long)count, limit,
              (long long)nats->config.ack_wait_ms * 1000000);
-    if (natsConnection_PublishRequestString(nats->connection, subject, pull->inbox_subject, body) == NATS_OK)
-        return;
-    pthread_mutex_lock(&nats->lock);
-    pull->requested = 0;
+    natsStatus status =
+        natsConnection_PublishRequestString(nats->connection, subject, pull->inbox_subject, body);
+    pull->requested = status == NATS_OK ? count : 0;
+    pull->until_ns = clock_deadline_ms(nats->config.ack_wait_ms + SLACK_MS);
+}
+
+natsStatus bus_nats_pull_info(struct nats *nats, const struct nats_pull *pull, jsConsumerInfo **info)
+{
     pthread_mutex_unlock(&nats->lock);
+    natsStatus status = js_GetConsumerInfo(info, nats->js, pull->stream, pull->consumer, NULL, NULL);
+    pthread_mutex_lock(&nats->lock);
+    return status;
 }
 
 void bus_nats_pull_end(struct nats_reader *reader, struct nats_pull *pull, natsMsg *message,
