@@ -62,73 +62,59 @@ static bool is_covered(const char *subject, const char *const *patterns, int cou
     return false;
 }
 
-struct subjects {
-    char (*texts)[NATS_LONG_NAME_BYTES];
-    const char **ours, **joined; /* joined: with those that the stream has */
-    int our_count, joined_count;
-};
-
-/* Ours, and joined the stream's own that ours do not replace, then those of ours that the list does not cover yet: a stream has no
- * two subjects that overlap. False: the stream covers ours already. */
-static bool join_subjects(const struct nats *nats, enum nats_advisory_kind kind, const char *stream,
-                          const jsStreamConfig *found, struct subjects *out)
+/* Gives the stream our subjects, and leaves those that it has and ours do not replace: a stream has no two subjects that overlap.
+ * False: it covers ours already. */
+static bool join_subjects(const struct nats *nats, enum nats_advisory_kind kind, jsStreamConfig *config,
+                          struct arena *arena)
 {
-    bool is_default = strcmp(stream, DEFAULT_STREAM) == 0, is_wider = false;
-    const char *const *had = found ? found->Subjects : NULL;
-    int had_count = found ? found->SubjectsLen : 0;
+    bool is_default = strcmp(config->Name, DEFAULT_STREAM) == 0, is_wider = false;
+    const char *const *had = config->Subjects;
+    int had_count = config->SubjectsLen, our_count = 0, count = 0;
+    const char **ours = arena_alloc(arena, (nats->reader_count + 1) * sizeof ours[0]);
+    const char **joined = arena_alloc(arena, (nats->reader_count + (size_t)had_count + 1) * sizeof joined[0]);
 
-    out->texts = memory_alloc((nats->reader_count + 1) * sizeof out->texts[0]);
-    out->ours = memory_alloc((nats->reader_count + 1) * sizeof out->ours[0]);
-    out->joined = memory_alloc((nats->reader_count + (size_t)had_count + 1) * sizeof out->joined[0]);
     for (size_t i = 0; i < nats->reader_count; i++) {
-        char *text = out->texts[i];
-        if (is_default)
-            snprintf(text, sizeof out->texts[0], ADVISORY_PREFIX "%s.>", kind_names[kind]);
-        else
-            snprintf(text, sizeof out->texts[0], ADVISORY_PREFIX "%s.%s.*", kind_names[kind],
-                     nats->readers[i]->topic->stream);
-        if (is_watched(nats->readers[i]) && !is_covered(text, out->ours, out->our_count))
-            out->ours[out->our_count++] = text;
+        const char *stream = nats->readers[i]->topic->stream, *end = is_default ? ">" : ".*";
+        struct str subject =
+            arena_printf(arena, ADVISORY_PREFIX "%s.%s%s", kind_names[kind], is_default ? "" : stream, end);
+        if (is_watched(nats->readers[i]) && !is_covered(subject.ptr, ours, our_count))
+            ours[our_count++] = subject.ptr;
     }
     for (int i = 0; i < had_count; i++)
-        if (!is_covered(had[i], out->ours, out->our_count))
-            out->joined[out->joined_count++] = had[i];
-    for (int i = 0; i < out->our_count; i++) {
-        is_wider |= !is_covered(out->ours[i], had, had_count);
-        if (!is_covered(out->ours[i], out->joined, out->joined_count))
-            out->joined[out->joined_count++] = out->ours[i];
+        if (!is_covered(had[i], ours, our_count))
+            joined[count++] = had[i];
+    for (int i = 0; i < our_count; i++) {
+        is_wider |= !is_covered(ours[i], had, had_count);
+        if (!is_covered(ours[i], joined, count))
+            joined[count++] = ours[i];
     }
+    config->Subjects = joined;
+    config->SubjectsLen = count;
     return is_wider;
 }
 
 static natsStatus ensure_stream(struct nats *nats, enum nats_advisory_kind kind, const char *stream,
                                 jsErrCode *code)
 {
-    struct subjects subjects = {0};
+    struct arena arena = ARENA(ARENA_BYTES);
     jsStreamConfig config;
     jsStreamInfo *info = NULL;
     natsStatus status = js_GetStreamInfo(&info, nats->js, stream, NULL, code);
-    bool is_wider = join_subjects(nats, kind, stream, info ? info->Config : NULL, &subjects);
 
     jsStreamConfig_Init(&config);
-    if (info) {
+    config.Name = stream;
+    config.Description = "messages that were given up";
+    config.MaxAge = KEEP_NS;
+    config.Replicas = nats->config.replicas;
+    if (info)
         config = *info->Config;
-    } else {
-        config.Name = stream;
-        config.Description = "messages that were given up";
-        config.MaxAge = KEEP_NS;
-        config.Replicas = nats->config.replicas;
-    }
-    config.Subjects = subjects.joined;
-    config.SubjectsLen = subjects.joined_count;
+    bool is_wider = join_subjects(nats, kind, &config, &arena);
     if (status == NATS_NOT_FOUND)
         status = js_AddStream(NULL, nats->js, &config, NULL, code);
     else if (status == NATS_OK && is_wider)
         status = js_UpdateStream(NULL, nats->js, &config, NULL, code);
     jsStreamInfo_Destroy(info);
-    free(subjects.texts);
-    free((void *)subjects.ours);
-    free((void *)subjects.joined);
+    arena_deinit(&arena);
     return status;
 }
 
@@ -178,10 +164,10 @@ void bus_nats_advisory_streams_ensure(struct nats *nats)
 static void on_advisory(natsConnection *connection, natsSubscription *subscription, natsMsg *message,
                         void *closure)
 {
-    struct nats_watch *watch = closure;
+    struct nats_pull *watch = closure;
     struct nats_partition *partition = watch->partition;
     struct nats *nats = partition->reader->nats;
-    struct nats_advisory advisory = {.kind = watch->kind, .message = message};
+    struct nats_advisory advisory = {.kind = (unsigned)(watch - partition->watches), .message = message};
     struct str text = str_of(natsMsg_GetData(message), (size_t)natsMsg_GetDataLength(message));
     struct json_value object, sequence, deliveries;
     struct nats_origin origin;
@@ -190,7 +176,7 @@ static void on_advisory(natsConnection *connection, natsSubscription *subscripti
     (void)connection;
     (void)subscription;
     if (!bus_nats_origin_parse(message, &origin)) {
-        bus_nats_pull_end(partition->reader, &watch->pull, message, true);
+        bus_nats_pull_end(watch, message);
         return;
     }
     bool is_parsed = json_parse(text, JSON_DEPTH_MAX, &object, NULL) == STATUS_OK &&
@@ -201,7 +187,7 @@ static void on_advisory(natsConnection *connection, natsSubscription *subscripti
         advisory.deliveries = 0;
     advisory.sent_us = (int64_t)(origin.time_ns / 1000);
     pthread_mutex_lock(&nats->lock);
-    watch->pull.requested -= watch->pull.requested > 0;
+    watch->requested -= watch->requested > 0;
     if (is_parsed && partition->state != PARTITION_AWAY && !nats->is_stopping) {
         is_ours = true;
         partition->advisories = memory_realloc_array(partition->advisories, partition->advisory_count + 1,
@@ -219,11 +205,12 @@ static void on_advisory(natsConnection *connection, natsSubscription *subscripti
     natsMsg_Destroy(message);
 }
 
-static bool ensure_watch(struct nats_watch *watch)
+static bool ensure_watch(struct nats_partition *partition, enum nats_advisory_kind kind)
 {
-    const struct nats_reader *reader = watch->partition->reader;
+    const struct nats_reader *reader = partition->reader;
     struct nats *nats = reader->nats;
-    const char *stream = nats->advisory_streams[watch->kind];
+    const char *stream = nats->advisory_streams[kind];
+    struct nats_pull *watch = &partition->watches[kind];
     char group[NATS_NAME_BYTES], name[NATS_LONG_NAME_BYTES], subject[NATS_LONG_NAME_BYTES];
     jsConsumerInfo *info = NULL;
     jsConsumerConfig config;
@@ -231,11 +218,11 @@ static bool ensure_watch(struct nats_watch *watch)
     if (!stream[0])
         return true; /* called again when there is one */
     pthread_mutex_unlock(&nats->lock);
-    bus_nats_durable(group, reader, watch->partition->number);
+    bus_nats_durable(group, reader, partition->number);
     /* a group's name has no '@', so each name is unique */
-    snprintf(name, sizeof name, "%s@%s@%s", group, reader->topic->stream, kind_names[watch->kind]);
-    snprintf(subject, sizeof subject, ADVISORY_PREFIX "%s.%s.%s", kind_names[watch->kind],
-             reader->topic->stream, group);
+    snprintf(name, sizeof name, "%s@%s@%s", group, reader->topic->stream, kind_names[kind]);
+    snprintf(subject, sizeof subject, ADVISORY_PREFIX "%s.%s.%s", kind_names[kind], reader->topic->stream,
+             group);
     natsStatus status = js_GetConsumerInfo(&info, nats->js, stream, name, NULL, NULL);
     jsConsumerInfo_Destroy(info);
     if (status == NATS_NOT_FOUND) {
@@ -249,13 +236,13 @@ static bool ensure_watch(struct nats_watch *watch)
         status = js_AddConsumer(NULL, nats->js, stream, &config, NULL, NULL);
     }
     if (status == NATS_OK)
-        status = bus_nats_pull_open(nats, &watch->pull, on_advisory, watch);
+        status = bus_nats_pull_open(watch, on_advisory);
     if (status != NATS_OK) /* the group works without advisories too */
         log_warn("nats_advisories_not_read", LOG_CSTR("stream", stream), LOG_CSTR("consumer", name),
                  LOG_CSTR("error", nats_GetLastError(NULL)));
     pthread_mutex_lock(&nats->lock);
-    bus_nats_pull_set(&watch->pull, stream, status == NATS_OK ? name : "");
-    watch->pull.requested = 0;
+    bus_nats_pull_set(watch, stream, status == NATS_OK ? name : "");
+    watch->requested = 0;
     return status == NATS_OK || status == NATS_NOT_FOUND;
 }
 
@@ -263,11 +250,8 @@ bool bus_nats_watches_ensure(struct nats_partition *partition)
 {
     bool is_good = true;
 
-    for (enum nats_advisory_kind kind = 0; kind < ADVISORY_KINDS && is_watched(partition->reader); kind++) {
-        partition->watches[kind].partition = partition;
-        partition->watches[kind].kind = kind;
-        is_good &= ensure_watch(&partition->watches[kind]);
-    }
+    for (enum nats_advisory_kind kind = 0; kind < ADVISORY_KINDS && is_watched(partition->reader); kind++)
+        is_good &= ensure_watch(partition, kind);
     return is_good;
 }
 
@@ -276,8 +260,8 @@ void bus_nats_watches_request(struct nats_partition *partition)
     bool is_away = partition->state == PARTITION_AWAY;
 
     for (enum nats_advisory_kind kind = 0; kind < ADVISORY_KINDS && !is_away; kind++)
-        if (partition->watches[kind].pull.inbox)
-            bus_nats_pull_request(partition->reader->nats, &partition->watches[kind].pull, PULL_SIZE, 0);
+        if (partition->watches[kind].inbox)
+            bus_nats_pull_request(&partition->watches[kind], PULL_SIZE, 0);
 }
 
 /* ---- messages that have a dead letter, or need one ---- */
@@ -400,7 +384,7 @@ static void check_overdue_head(struct nats_partition *partition)
     for (size_t i = 0; i < partition->count; i++)
         here += partition->items[i].message != NULL;
     partition->overdue_ns = bus_nats_overdue_ns(nats, 0);
-    if (bus_nats_pull_info(nats, &pull, &info) == NATS_OK && info->NumAckPending <= here)
+    if (bus_nats_pull_info(&pull, &info) == NATS_OK && info->NumAckPending <= here)
         store_dead_letter(partition, &advisory);
     jsConsumerInfo_Destroy(info);
 }

@@ -40,7 +40,7 @@ static void set_up(struct nats *nats, bool is_up)
     bool is_logged = !nats->is_stopping && atomic_load(&nats->is_up) != is_up;
     atomic_store(&nats->is_up, is_up);
     if (is_up) {
-        nats->epoch++;
+        metric_add(nats->reconnects, nats->epoch++ > 0);
         nats->needs_check = true;
         atomic_store(&nats->is_failure_logged, false);
     }
@@ -58,15 +58,6 @@ static void on_connected(natsConnection *connection, void *closure)
     set_up(closure, true);
 }
 
-static void on_reconnected(natsConnection *connection, void *closure)
-{
-    struct nats *nats = closure;
-
-    (void)connection;
-    metric_add(nats->reconnects, 1);
-    set_up(nats, true);
-}
-
 static void on_disconnected(natsConnection *connection, void *closure)
 {
     (void)connection;
@@ -80,9 +71,8 @@ static void on_closed(natsConnection *connection, void *closure)
     (void)connection;
     pthread_mutex_lock(&nats->lock);
     nats->is_closed = true;
-    atomic_store(&nats->is_up, false);
-    bus_nats_wake(nats);
     pthread_mutex_unlock(&nats->lock);
+    set_up(nats, false);
 }
 
 /* Without it the library prints to standard error. */
@@ -171,7 +161,7 @@ enum status bus_nats_options_create(struct nats *nats, const struct bus_nats_con
     ALSO(natsOptions_SetFailRequestsOnDisconnect(options, true));
     ALSO(natsOptions_SetCustomReconnectDelay(options, reconnect_delay, nats));
     ALSO(natsOptions_SetRetryOnFailedConnect(options, true, on_connected, nats));
-    ALSO(natsOptions_SetReconnectedCB(options, on_reconnected, nats));
+    ALSO(natsOptions_SetReconnectedCB(options, on_connected, nats));
     ALSO(natsOptions_SetDisconnectedCB(options, on_disconnected, nats));
     ALSO(natsOptions_SetClosedCB(options, on_closed, nats));
     ALSO(natsOptions_SetErrorHandler(options, on_error, nats));
@@ -246,7 +236,7 @@ static void replace_connection(struct nats *nats, natsConnection *connection, js
         for (unsigned at = 0; at < reader->partition_count; at++) {
             bus_nats_unsubscribe(&reader->partitions[at].pull.inbox);
             for (int kind = 0; kind < ADVISORY_KINDS; kind++)
-                bus_nats_unsubscribe(&reader->partitions[at].watches[kind].pull.inbox);
+                bus_nats_unsubscribe(&reader->partitions[at].watches[kind].inbox);
         }
     }
     nats->connection = connection;
@@ -261,7 +251,9 @@ static bool connect_failed(struct nats *nats, const char *error)
     return false;
 }
 
-static bool open_connection(struct nats *nats)
+/* The client stops reconnecting only when it is refused (wrong password, twice). Then there is a new connection, since the
+ * refusal may end. */
+bool bus_nats_connect(struct nats *nats)
 {
     natsConnection *connection = NULL;
     jsCtx *js = NULL;
@@ -269,8 +261,14 @@ static bool open_connection(struct nats *nats)
     natsInbox *inbox = NULL;
 
     pthread_mutex_lock(&nats->lock);
-    nats->is_closed = false;
+    bool is_needed = !nats->connection || nats->is_closed;
+    bool is_due = is_needed && clock_mono_ns() >= nats->connect_ns;
+    if (is_due)
+        nats->is_closed = false;
     pthread_mutex_unlock(&nats->lock);
+    if (!is_due)
+        return !is_needed && atomic_load(&nats->is_up);
+    nats->connect_ns = clock_deadline_ms(RECONNECT_MAX_MS);
     natsStatus opened = natsConnection_Connect(&connection, nats->options);
     if (opened != NATS_OK && opened != NATS_NOT_YET_CONNECTED)
         return connect_failed(nats, natsStatus_GetText(opened));
@@ -295,21 +293,6 @@ static bool open_connection(struct nats *nats)
         return connect_failed(nats, "it is tried again");
     set_up(nats, true);
     return true;
-}
-
-/* The client stops reconnecting only when it is refused (wrong password, twice). Then there is a new connection, since the
- * refusal may end. */
-bool bus_nats_connect(struct nats *nats)
-{
-    pthread_mutex_lock(&nats->lock);
-    bool is_needed = !nats->connection || nats->is_closed;
-    pthread_mutex_unlock(&nats->lock);
-    if (!is_needed)
-        return atomic_load(&nats->is_up);
-    if (clock_mono_ns() < nats->connect_ns)
-        return false;
-    nats->connect_ns = clock_deadline_ms(RECONNECT_MAX_MS);
-    return open_connection(nats);
 }
 
 /* The client calls nothing of ours after this. */

@@ -12,15 +12,6 @@
 
 /* ---- shared groups ---- */
 
-/* The server counts deliveries, also those to a process that crashed. Those of dead letters have no limit: they have no
- * dead-letter topic of their own. */
-static int64_t deliveries_max(const struct nats_reader *reader)
-{
-    unsigned attempts_max = reader->consumer.spec.attempts_max;
-
-    return attempts_max > 0 && reader->consumer.topic->dead ? (int64_t)attempts_max : -1;
-}
-
 /* Another program may have created it. NULL = it can be used. */
 static const char *find_durable_problem(const struct nats_reader *reader, const jsConsumerConfig *found,
                                         const char *subject)
@@ -42,35 +33,40 @@ static bool ensure_durable(struct nats_partition *partition)
 {
     struct nats_reader *reader = partition->reader;
     struct nats *nats = reader->nats;
-    int64_t ack_wait_ns = nats->config.ack_wait_ms * 1000000, max_deliver = deliveries_max(reader);
+    const struct bus_consumer *consumer = &reader->consumer;
+    int64_t ack_wait_ns = nats->config.ack_wait_ms * 1000000;
+    /* the server counts deliveries, also to a process that crashed; dead letters have no dead-letter topic, and no limit */
+    int64_t max_deliver =
+        consumer->spec.attempts_max > 0 && consumer->topic->dead ? (int64_t)consumer->spec.attempts_max : -1;
     char name[NATS_NAME_BYTES], subject[NATS_NAME_BYTES];
     jsConsumerInfo *info = NULL;
     jsConsumerConfig config;
     bool is_lost = reader->state != READER_STARTING, is_away = partition->state == PARTITION_AWAY;
-    int64_t settled = partition->settled;
+    bool from_start = is_lost || consumer->spec.from == BUS_FROM_START;
+    uint64_t settled = (uint64_t)partition->settled;
 
     if (partition->is_stream_replaced)
         return true;
     bus_nats_durable(name, reader, partition->number);
-    bus_nats_subject(subject, nats, reader->consumer.topic, partition->number);
+    bus_nats_subject(subject, nats, consumer->topic, partition->number);
     pthread_mutex_unlock(&nats->lock);
     natsStatus status = js_GetConsumerInfo(&info, nats->js, reader->topic->stream, name, NULL, NULL);
-    /* the holder of the partition knows what is settled, and creates it */
-    bool is_left = status == NATS_NOT_FOUND && is_lost && is_away;
+    bool is_left =
+        status == NATS_NOT_FOUND && is_lost && is_away; /* to the holder, which knows what is settled */
     if (status == NATS_NOT_FOUND && !is_left) {
         /* one that was lost begins at the oldest message that is not known to be settled */
         jsConsumerConfig_Init(&config);
         config.Durable = name;
-        config.Description = reader->consumer.spec.group;
+        config.Description = consumer->spec.group;
         config.FilterSubject = subject;
         config.AckPolicy = js_AckExplicit;
         config.AckWait = ack_wait_ns;
         config.MaxDeliver = max_deliver;
         config.MaxAckPending = ACK_PENDING_MAX;
-        config.DeliverPolicy = settled > 0 ? js_DeliverByStartSequence
-                               : is_lost || reader->consumer.spec.from == BUS_FROM_START ? js_DeliverAll
-                                                                                         : js_DeliverNew;
-        config.OptStartSeq = settled > 0 ? (uint64_t)settled + 1 : 0;
+        config.DeliverPolicy = settled > 0  ? js_DeliverByStartSequence
+                               : from_start ? js_DeliverAll
+                                            : js_DeliverNew;
+        config.OptStartSeq = settled > 0 ? settled + 1 : 0;
         status = js_AddConsumer(&info, nats->js, reader->topic->stream, &config, NULL, NULL);
     }
     const char *problem = status == NATS_OK ? find_durable_problem(reader, info->Config, subject) : NULL;
@@ -96,8 +92,8 @@ static bool ensure_durable(struct nats_partition *partition)
     return is_usable || is_left;
 }
 
-/* SYNCING to RUNNING, when nothing is missing; then requests messages. Not while a job runs: the messages that it acknowledges are still in the queue, and
- * would stand for others that are missing. */
+/* SYNCING to RUNNING, when nothing is missing; then requests messages. Not while a job runs: the messages that it acknowledges are
+ * still in the queue, and would stand for others that are missing. */
 void bus_nats_partition_sync(struct nats_partition *partition)
 {
     struct nats_reader *reader = partition->reader;
@@ -109,7 +105,7 @@ void bus_nats_partition_sync(struct nats_partition *partition)
         if (partition->items[i].consumer_sequence > newest)
             newest = partition->items[i].consumer_sequence;
     if (partition->state == PARTITION_SYNCING && !partition->is_busy)
-        status = bus_nats_pull_info(reader->nats, &partition->pull, &info);
+        status = bus_nats_pull_info(&partition->pull, &info);
     if (status == NATS_NOT_FOUND)
         reader->needs_check = true;
     if (status == NATS_OK && info->Delivered.Consumer < newest) {
@@ -269,7 +265,7 @@ void bus_nats_reader_look(struct nats_reader *reader)
         struct nats_partition *partition = &reader->partitions[i];
         struct nats_pull *pull = &partition->pull;
         jsConsumerInfo *info = NULL;
-        if (pull->consumer[0] && bus_nats_pull_info(nats, pull, &info) == NATS_OK) {
+        if (pull->consumer[0] && bus_nats_pull_info(pull, &info) == NATS_OK) {
             partition->pending =
                 info->NumPending +
                 (nats_reader_is_shared(reader) ? (uint64_t)info->NumAckPending : partition->count);

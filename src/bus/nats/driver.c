@@ -52,7 +52,7 @@ static void free_reader(struct nats_reader *reader)
         bus_nats_advisories_drop(partition);
         natsSubscription_Destroy(partition->pull.inbox);
         for (int kind = 0; kind < ADVISORY_KINDS; kind++)
-            natsSubscription_Destroy(partition->watches[kind].pull.inbox);
+            natsSubscription_Destroy(partition->watches[kind].inbox);
         free(partition->items);
         free(partition->delivery.dead);
     }
@@ -86,7 +86,7 @@ static void begin_epoch(struct nats *nats)
             partition->pull.requested = 0;
             partition->overdue_ns = bus_nats_overdue_ns(nats, 0);
             for (int kind = 0; kind < ADVISORY_KINDS; kind++)
-                partition->watches[kind].pull.requested = 0;
+                partition->watches[kind].requested = 0;
             if (!nats_reader_is_shared(reader) || partition->state == PARTITION_AWAY)
                 continue;
             if (partition->state == PARTITION_RUNNING)

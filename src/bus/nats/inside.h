@@ -5,12 +5,11 @@
  *                                   └── pull requests
  *   advisories ──▶ partition ──▶ the same job: dead letters of messages that the server has given up
  *
- *   driver.c      create, start, stop, destroy; the upkeep   partition.c   states and queue of a partition
- *   connection.c  connect, reconnect, subscriptions          delivery.c    its job: batches and acknowledgements
- *   stream.c      names; streams of topics; lease bucket     consumer.c    its consumer; gaps, lag
- *   message.c     encode and decode                          lease.c       members of a group; leases of partitions
- *   publish.c     bus_publish()                              advisories.c  messages that the server has given up
- *   pull.c        pull requests, replies to messages         subject.c     plain subjects
+ *   driver.c      create, start, stop, destroy; the upkeep   partition.c   a partition: states, queue, and its job
+ *   connection.c  connect, reconnect, subscriptions          consumer.c    its consumer; gaps, lag
+ *   stream.c      names; streams of topics; lease bucket     lease.c       members of a group; leases of partitions
+ *   message.c     encode and decode; plain subjects          advisories.c  messages that the server has given up
+ *   publish.c     bus_publish()                              pull.c        pull requests, replies to messages
  *
  * nats->lock protects all of it. The upkeep and the jobs hold it and release it while they wait: for an answer of the server, and
  * for handlers. What is only sent (a pull request, an acknowledgement) may be sent under it. */
@@ -44,6 +43,7 @@ struct nats_topic {
 
 /* ---- pull requests to one consumer: its messages arrive at the inbox ---- */
 struct nats_pull {
+    struct nats_partition *partition;
     natsSubscription *inbox;
     char inbox_subject[NATS_NAME_BYTES];
     char stream[NATS_NAME_BYTES], consumer[NATS_LONG_NAME_BYTES]; /* consumer "": there is none yet */
@@ -74,13 +74,6 @@ struct nats_advisory {
     enum nats_advisory_kind kind;
     int64_t sequence, deliveries, sent_us;
     natsMsg *message; /* acknowledged after the dead letter is stored */
-};
-
-/* A durable consumer of the advisories of one kind about the consumer of one partition. */
-struct nats_watch {
-    struct nats_partition *partition;
-    enum nats_advisory_kind kind;
-    struct nats_pull pull;
 };
 
 /* ---- a partition of a reader ----
@@ -122,7 +115,7 @@ struct nats_partition {
     bool has_gap;              /* on_gap is to be called with: */
     int64_t gap_from, gap_next;
 
-    struct nats_watch watches[ADVISORY_KINDS];
+    struct nats_pull watches[ADVISORY_KINDS]; /* of a durable consumer of the advisories of each kind */
     struct nats_advisory *advisories;
     size_t advisory_count;
     int64_t dead_sequences[NATS_DEAD_KEPT]; /* the last dead letters: their advisories need no other one */
@@ -245,31 +238,31 @@ bool bus_nats_streams_ensure(struct nats *nats);
 natsStatus bus_nats_encode(const struct bus_message *message, const char *subject, const char *id,
                            natsMsg **out, size_t *bytes);
 void bus_nats_decode(natsMsg *from, struct arena *arena, struct bus_message *message); /* all but its place */
+natsStatus bus_nats_listeners_subscribe(struct nats *nats);
+void bus_nats_listeners_free(struct nats *nats);
 
 /* publish.c */
 enum status bus_nats_publish(struct bus *bus, struct bus_message *messages, size_t count, int64_t deadline_ns,
                              struct error *error);
 void bus_nats_on_ack(jsCtx *js, natsMsg *message, jsPubAck *ack, jsPubAckErr *refusal, void *closure);
-natsStatus bus_nats_listeners_subscribe(struct nats *nats);
-void bus_nats_listeners_free(struct nats *nats);
 
 /* pull.c; _set(), _request() and _info() under the lock */
 bool bus_nats_origin_parse(natsMsg *message, struct nats_origin *origin);
 void bus_nats_reply(struct nats *nats, natsMsg *message, const char *text);
 void bus_nats_nak(struct nats *nats, natsMsg *message, int64_t delay_ms);
 void bus_nats_pull_set(struct nats_pull *pull, const char *stream, const char *consumer);
-/* Its inbox; one that is open stays as it is. */
-natsStatus bus_nats_pull_open(struct nats *nats, struct nats_pull *pull, natsMsgHandler handler,
-                              void *closure);
+/* Its inbox; one that is open stays as it is. Also without the lock. */
+natsStatus bus_nats_pull_open(struct nats_pull *pull, natsMsgHandler handler); /* whose closure is the pull */
 /* Requests messages, unless a request is open or there is no consumer. */
-void bus_nats_pull_request(struct nats *nats, struct nats_pull *pull, int64_t count, int64_t bytes_max);
+void bus_nats_pull_request(struct nats_pull *pull, int64_t count, int64_t bytes_max);
 /* The server's answer about the consumer; the lock is released meanwhile. */
-natsStatus bus_nats_pull_info(struct nats *nats, const struct nats_pull *pull, jsConsumerInfo **info);
+natsStatus bus_nats_pull_info(const struct nats_pull *pull, jsConsumerInfo **info);
 /* The message is the server's end of the request, perhaps since the consumer does not exist; it is destroyed. */
-void bus_nats_pull_end(struct nats_reader *reader, struct nats_pull *pull, natsMsg *message,
-                       bool checks_streams);
+void bus_nats_pull_end(struct nats_pull *pull, natsMsg *message);
 
 /* partition.c; under the lock */
+void bus_nats_partition_init(struct nats_partition *partition, struct nats_reader *reader, unsigned number);
+void bus_nats_reader_dispatch(struct nats_reader *reader); /* starts jobs */
 void bus_nats_partition_move(struct nats_partition *partition, enum nats_partition_state to);
 struct nats_item *bus_nats_partition_find(struct nats_partition *partition, int64_t sequence);
 bool bus_nats_partition_is_complete(struct nats_partition *partition, const jsConsumerInfo *info);
@@ -279,10 +272,6 @@ natsStatus bus_nats_partition_open(struct nats_partition *partition); /* its inb
 void bus_nats_partition_request(struct nats_partition *partition);    /* messages, as there is room */
 void bus_nats_partition_extend(struct nats_partition *partition);
 void bus_nats_partition_drop(struct nats_partition *partition, bool give_back);
-
-/* delivery.c; under the lock */
-void bus_nats_partition_init(struct nats_partition *partition, struct nats_reader *reader, unsigned number);
-void bus_nats_reader_dispatch(struct nats_reader *reader);
 
 /* consumer.c, on the upkeep, under the lock, which is released meanwhile */
 bool bus_nats_consumers_ensure(struct nats_reader *reader);

@@ -48,8 +48,7 @@ void bus_nats_pull_set(struct nats_pull *pull, const char *stream, const char *c
     snprintf(pull->consumer, sizeof pull->consumer, "%s", consumer);
 }
 
-natsStatus bus_nats_pull_open(struct nats *nats, struct nats_pull *pull, natsMsgHandler handler,
-                              void *closure)
+natsStatus bus_nats_pull_open(struct nats_pull *pull, natsMsgHandler handler)
 {
     natsInbox *name = NULL;
     natsStatus status;
@@ -61,11 +60,13 @@ natsStatus bus_nats_pull_open(struct nats *nats, struct nats_pull *pull, natsMsg
         return status;
     snprintf(pull->inbox_subject, sizeof pull->inbox_subject, "%s", name);
     natsInbox_Destroy(name);
-    return bus_nats_subscribe(nats, &pull->inbox, pull->inbox_subject, NULL, handler, closure);
+    return bus_nats_subscribe(pull->partition->reader->nats, &pull->inbox, pull->inbox_subject, NULL, handler,
+                              pull);
 }
 
-void bus_nats_pull_request(struct nats *nats, struct nats_pull *pull, int64_t count, int64_t bytes_max)
+void bus_nats_pull_request(struct nats_pull *pull, int64_t count, int64_t bytes_max)
 {
+    struct nats *nats = pull->partition->reader->nats;
     char subject[2 * NATS_LONG_NAME_BYTES], body[160], limit[48] = "";
 
     if (count == 0 || !pull->consumer[0] || nats->is_stopping ||
@@ -82,17 +83,19 @@ void bus_nats_pull_request(struct nats *nats, struct nats_pull *pull, int64_t co
     pull->until_ns = clock_deadline_ms(nats->config.ack_wait_ms + SLACK_MS);
 }
 
-natsStatus bus_nats_pull_info(struct nats *nats, const struct nats_pull *pull, jsConsumerInfo **info)
+natsStatus bus_nats_pull_info(const struct nats_pull *pull, jsConsumerInfo **info)
 {
+    struct nats *nats = pull->partition->reader->nats;
+
     pthread_mutex_unlock(&nats->lock);
     natsStatus status = js_GetConsumerInfo(info, nats->js, pull->stream, pull->consumer, NULL, NULL);
     pthread_mutex_lock(&nats->lock);
     return status;
 }
 
-void bus_nats_pull_end(struct nats_reader *reader, struct nats_pull *pull, natsMsg *message,
-                       bool checks_streams)
+void bus_nats_pull_end(struct nats_pull *pull, natsMsg *message)
 {
+    struct nats_reader *reader = pull->partition->reader;
     struct nats *nats = reader->nats;
     const char *code = "503";
 
@@ -102,7 +105,7 @@ void bus_nats_pull_end(struct nats_reader *reader, struct nats_pull *pull, natsM
         pthread_mutex_lock(&nats->lock);
         pull->requested = 0;
         reader->needs_check |= is_missing;
-        nats->needs_check |= is_missing && checks_streams;
+        nats->needs_check |= is_missing && pull != &pull->partition->pull; /* a stream of advisories */
         bus_nats_wake(nats);
         pthread_mutex_unlock(&nats->lock);
     }
