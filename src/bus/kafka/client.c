@@ -64,7 +64,9 @@ static void on_error(rd_kafka_t *rk, int error, const char *reason, void *opaque
     (void)opaque;
     if (rd_kafka_type(rk) == RD_KAFKA_PRODUCER && error == RD_KAFKA_RESP_ERR__FATAL)
         atomic_store(&kafka->is_producer_broken, true);
+    pthread_mutex_lock(&kafka->lock);
     bus_kafka_upkeep_wake(kafka);
+    pthread_mutex_unlock(&kafka->lock);
 }
 
 /* ---- handles ---- */
@@ -126,8 +128,7 @@ enum status bus_kafka_conf_create(const struct bus_kafka_config *config, rd_kafk
 }
 
 rd_kafka_t *bus_kafka_client_open(struct kafka *kafka, rd_kafka_type_t type,
-                                  const struct kafka_setting *settings, void *opaque,
-                                  void (*set_callbacks)(rd_kafka_conf_t *conf))
+                                  const struct kafka_setting *settings, void *opaque)
 {
     char why[256] = "";
     struct error error = {0};
@@ -136,8 +137,10 @@ rd_kafka_t *bus_kafka_client_open(struct kafka *kafka, rd_kafka_type_t type,
 
     rd_kafka_conf_set_opaque(conf, opaque);
     rd_kafka_conf_set_error_cb(conf, on_error);
-    if (set_callbacks)
-        set_callbacks(conf);
+    if (type == RD_KAFKA_PRODUCER)
+        rd_kafka_conf_set_dr_msg_cb(conf, bus_kafka_on_delivered);
+    else
+        rd_kafka_conf_set_rebalance_cb(conf, bus_kafka_on_rebalance);
     if (set_all(conf, settings, &error) == STATUS_OK)
         rk = rd_kafka_new(type, conf, why, sizeof why);
     if (!rk) {

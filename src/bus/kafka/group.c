@@ -277,7 +277,7 @@ void bus_kafka_group_leave(struct kafka_reader *reader)
     bus_kafka_reader_move(reader, READER_JOINING);
 }
 
-static void on_rebalance(rd_kafka_t *rk, rd_kafka_resp_err_t what, kafka_list *partitions, void *opaque)
+void bus_kafka_on_rebalance(rd_kafka_t *rk, rd_kafka_resp_err_t what, kafka_list *partitions, void *opaque)
 {
     struct kafka_reader *reader = opaque;
     kafka_list *none = rd_kafka_topic_partition_list_new(0);
@@ -298,11 +298,6 @@ static void on_rebalance(rd_kafka_t *rk, rd_kafka_resp_err_t what, kafka_list *p
     }
     rd_kafka_assign(rk, what == RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS ? none : NULL);
     rd_kafka_topic_partition_list_destroy(none);
-}
-
-void bus_kafka_group_callbacks(rd_kafka_conf_t *conf)
-{
-    rd_kafka_conf_set_rebalance_cb(conf, on_rebalance);
 }
 
 /* ---- lag ---- */

@@ -152,8 +152,7 @@ struct kafka_setting {
 };
 /* `settings` are added to the common ones. NULL: it cannot be created, and the reason is logged. */
 rd_kafka_t *bus_kafka_client_open(struct kafka *kafka, rd_kafka_type_t type,
-                                  const struct kafka_setting *settings, void *opaque,
-                                  void (*set_callbacks)(rd_kafka_conf_t *conf));
+                                  const struct kafka_setting *settings, void *opaque);
 /* librdkafka may wait for ever for parts of its own (a topic that was deleted under a consumer): such a handle is leaked, so that
  * a stop ends. Nothing of it calls us afterwards. */
 void bus_kafka_client_close(rd_kafka_t *rk);
@@ -161,13 +160,14 @@ void bus_kafka_client_close(rd_kafka_t *rk);
 /* ---- publish.c ---- */
 enum status bus_kafka_publish(struct bus *bus, struct bus_message *messages, size_t count,
                               int64_t deadline_ns, struct error *error);
+void bus_kafka_on_delivered(rd_kafka_t *rk, const rd_kafka_message_t *message, void *kafka);
 void *bus_kafka_producer_run(void *kafka);                              /* its thread, until CLOSING */
 struct kafka_producer *bus_kafka_producer_acquire(struct kafka *kafka); /* NULL: there is none now */
 void bus_kafka_producer_release(struct kafka *kafka, struct kafka_producer *producer);
 
 /* ---- topic.c ---- */
 task_run_fn bus_kafka_upkeep_step;
-void bus_kafka_upkeep_wake(struct kafka *kafka); /* is a broker there? */
+void bus_kafka_upkeep_wake(struct kafka *kafka); /* is a broker there? Under the lock */
 void bus_kafka_topic_missing(struct kafka *kafka,
                              const char *name); /* a broker reports so; not under the lock */
 /* The partition of a message: a dead-letter topic may have fewer than ours, one created by others as many as it has. */
@@ -201,7 +201,8 @@ int64_t bus_kafka_partitions_due_ns(const struct kafka_reader *reader); /* the e
 void bus_kafka_partition_destroy(struct kafka_partition *partition);
 
 /* ---- group.c: on the reader's thread ---- */
-void bus_kafka_group_callbacks(rd_kafka_conf_t *conf);
+void bus_kafka_on_rebalance(rd_kafka_t *rk, rd_kafka_resp_err_t what, rd_kafka_topic_partition_list_t *list,
+                            void *reader);
 void bus_kafka_group_position(struct kafka_reader *reader);   /* ASSIGNED to POSITIONED */
 void bus_kafka_group_reposition(struct kafka_reader *reader); /* partitions that are out of range */
 void bus_kafka_group_commit(struct kafka_reader *reader);     /* begins or ends one, never waits */

@@ -43,32 +43,28 @@ static void request_release(struct request *request)
     free(request);
 }
 
-static void request_report(struct kafka *kafka, struct report *report, rd_kafka_resp_err_t failure,
-                           int64_t offset)
+static void request_report(struct report *report, rd_kafka_resp_err_t failure, int64_t offset)
 {
-    pthread_mutex_lock(&kafka->lock);
     report->offset = offset;
     if (failure && !report->request->failure)
         report->request->failure = failure;
     request_release(report->request);
-    pthread_mutex_unlock(&kafka->lock);
 }
 
 /* ---- the producer ---- */
 
-static void on_delivered(rd_kafka_t *rk, const rd_kafka_message_t *message, void *opaque)
+void bus_kafka_on_delivered(rd_kafka_t *rk, const rd_kafka_message_t *message, void *opaque)
 {
+    struct kafka *kafka = opaque;
+
     (void)rk;
     if (message->err == RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART ||
         message->err == RD_KAFKA_RESP_ERR__UNKNOWN_TOPIC ||
         message->err == RD_KAFKA_RESP_ERR__UNKNOWN_PARTITION)
-        bus_kafka_topic_missing(opaque, rd_kafka_topic_name(message->rkt));
-    request_report(opaque, message->_private, message->err, message->offset);
-}
-
-static void set_callbacks(rd_kafka_conf_t *conf)
-{
-    rd_kafka_conf_set_dr_msg_cb(conf, on_delivered);
+        bus_kafka_topic_missing(kafka, rd_kafka_topic_name(message->rkt));
+    pthread_mutex_lock(&kafka->lock);
+    request_report(message->_private, message->err, message->offset);
+    pthread_mutex_unlock(&kafka->lock);
 }
 
 struct kafka_producer *bus_kafka_producer_acquire(struct kafka *kafka)
@@ -123,7 +119,7 @@ static struct kafka_producer *create_producer(struct kafka *kafka)
     };
 
     snprintf(bytes, sizeof bytes, "%zu", kafka->bus.message_bytes_max + KAFKA_RECORD_BYTES);
-    rd_kafka_t *rk = bus_kafka_client_open(kafka, RD_KAFKA_PRODUCER, settings, kafka, set_callbacks);
+    rd_kafka_t *rk = bus_kafka_client_open(kafka, RD_KAFKA_PRODUCER, settings, kafka);
     pthread_mutex_lock(&kafka->lock);
     if (rk) {
         kafka->producer = memory_zalloc(sizeof *kafka->producer);
@@ -132,8 +128,8 @@ static struct kafka_producer *create_producer(struct kafka *kafka)
         clock_cond_wait(&kafka->changed, &kafka->lock, clock_deadline_ms(REOPEN_MS));
     }
     struct kafka_producer *producer = kafka->producer;
-    pthread_mutex_unlock(&kafka->lock);
     bus_kafka_upkeep_wake(kafka);
+    pthread_mutex_unlock(&kafka->lock);
     return producer;
 }
 
@@ -158,35 +154,28 @@ void *bus_kafka_producer_run(void *arg)
     return NULL;
 }
 
-/* ---- one call ---- */
+/* ---- one call, under the lock ---- */
 
 /* Until the topics exist and a broker answers. A failure here: nothing was published. */
 static enum status await_broker(struct kafka *kafka, const struct bus_message *messages, size_t count,
                                 int64_t deadline_ns, struct error *error)
 {
-    enum status status = STATUS_OK;
-
-    pthread_mutex_lock(&kafka->lock);
     for (;;) {
+        enum status status = STATUS_OK;
         bool is_known = true;
         for (size_t i = 0; i < count && status == STATUS_OK; i++)
             status = bus_kafka_topic_check(kafka, bus_topic_find(&kafka->bus, messages[i].topic), &is_known,
                                            error);
         if (status != STATUS_OK || (is_known && kafka->producer && atomic_load(&kafka->is_up)))
-            break;
-        int left_ms = clock_ms_left(deadline_ns);
+            return status;
         if (kafka_is_ending(kafka))
-            status = error_set(error, STATUS_CANCELLED, "the bus is stopping");
-        else if (left_ms == 0)
-            status = error_set(error, STATUS_TIMEOUT, "%s",
-                               atomic_load(&kafka->is_up) ? "the topic does not exist"
-                                                          : "no Kafka broker answers");
-        if (status != STATUS_OK)
-            break;
+            return error_set(error, STATUS_CANCELLED, "the bus is stopping");
+        if (clock_ms_left(deadline_ns) == 0)
+            return error_set(error, STATUS_TIMEOUT, "%s",
+                             atomic_load(&kafka->is_up) ? "the topic does not exist"
+                                                        : "no Kafka broker answers");
         clock_cond_wait(&kafka->changed, &kafka->lock, deadline_ns);
     }
-    pthread_mutex_unlock(&kafka->lock);
-    return status;
 }
 
 /* An empty payload is not Kafka's null, which means a deletion to some readers. */
@@ -226,32 +215,30 @@ static rd_kafka_resp_err_t produce(rd_kafka_t *rk, const char *topic, const stru
 static void send_all(struct kafka *kafka, struct request *request, const struct bus_message *messages,
                      size_t count, int64_t deadline_ns)
 {
-    struct kafka_producer *producer = bus_kafka_producer_acquire(kafka);
-    rd_kafka_resp_err_t failure = producer ? RD_KAFKA_RESP_ERR_NO_ERROR : RD_KAFKA_RESP_ERR__STATE;
+    struct kafka_producer *producer = kafka->producer;
 
-    for (size_t i = 0; i < count && !failure; i++) {
+    producer->users++;
+    for (size_t i = 0; i < count && !request->failure; i++) {
         const struct bus_topic_state *topic = bus_topic_find(&kafka->bus, messages[i].topic);
         struct report *report = &request->reports[i];
         struct bus_message placed = messages[i];
+        rd_kafka_resp_err_t failure;
         placed.partition = bus_kafka_topic_partition(kafka, topic, messages[i].partition);
-        pthread_mutex_lock(&kafka->lock);
         *report = (struct report){.request = request, .partition = placed.partition};
         request->pending++;
-        pthread_mutex_unlock(&kafka->lock);
-        while ((failure = produce(producer->rk, topic->spec.name, &placed, report)) ==
-                   RD_KAFKA_RESP_ERR__QUEUE_FULL &&
-               clock_ms_left(deadline_ns) > 0 && !kafka_is_ending(kafka)) {
-            pthread_mutex_lock(&kafka->lock);
-            clock_cond_wait(&kafka->changed, &kafka->lock, clock_deadline_ms(5));
+        for (;;) {
             pthread_mutex_unlock(&kafka->lock);
+            failure = produce(producer->rk, topic->spec.name, &placed, report);
+            pthread_mutex_lock(&kafka->lock);
+            if (failure != RD_KAFKA_RESP_ERR__QUEUE_FULL || clock_ms_left(deadline_ns) == 0 ||
+                kafka_is_ending(kafka))
+                break;
+            clock_cond_wait(&kafka->changed, &kafka->lock, clock_deadline_ms(5));
         }
         if (failure)
-            request_report(kafka, report, failure, -1);
+            request_report(report, failure, -1);
     }
-    if (producer)
-        bus_kafka_producer_release(kafka, producer);
-    else
-        request->failure = failure;
+    producer->users--;
 }
 
 /* Until every message is acknowledged, or one cannot be. */
@@ -279,47 +266,36 @@ static enum status await_reports(struct kafka *kafka, struct request *request, i
     }
 }
 
-static enum status publish_all(struct kafka *kafka, struct bus_message *messages, size_t count,
-                               int64_t deadline_ns, struct error *error)
-{
-    enum status status = await_broker(kafka, messages, count, deadline_ns, error);
-
-    if (status != STATUS_OK)
-        return status;
-    struct request *request = memory_zalloc(sizeof *request + count * sizeof request->reports[0]);
-    pthread_cond_init(&request->changed, NULL);
-    request->pending = 1;
-    send_all(kafka, request, messages, count, deadline_ns);
-    pthread_mutex_lock(&kafka->lock);
-    status = await_reports(kafka, request, deadline_ns, error);
-    for (size_t i = 0; i < count && status == STATUS_OK; i++) {
-        messages[i].offset = request->reports[i].offset;
-        messages[i].partition = request->reports[i].partition;
-        metric_add(bus_topic_find(&kafka->bus, messages[i].topic)->published, 1);
-    }
-    request_release(request);
-    pthread_mutex_unlock(&kafka->lock);
-    FAILPOINT("kafka.after_publish");
-    if (status != STATUS_OK)
-        bus_kafka_upkeep_wake(kafka);
-    return status;
-}
-
 enum status bus_kafka_publish(struct bus *bus, struct bus_message *messages, size_t count,
                               int64_t deadline_ns, struct error *error)
 {
     struct kafka *kafka = (struct kafka *)bus;
+    enum status status = STATUS_CANCELLED;
 
     pthread_mutex_lock(&kafka->lock);
-    bool is_running = atomic_load(&kafka->phase) == KAFKA_RUNNING;
-    kafka->publishing += is_running;
-    pthread_mutex_unlock(&kafka->lock);
-    if (!is_running)
-        return error_set(error, STATUS_CANCELLED, "the bus is stopping");
-    enum status status = publish_all(kafka, messages, count, deadline_ns, error);
-    pthread_mutex_lock(&kafka->lock);
+    kafka->publishing++;
+    if (atomic_load(&kafka->phase) == KAFKA_RUNNING)
+        status = await_broker(kafka, messages, count, deadline_ns, error);
+    else
+        error_set(error, status, "the bus is stopping");
+    if (status == STATUS_OK) {
+        struct request *request = memory_zalloc(sizeof *request + count * sizeof request->reports[0]);
+        pthread_cond_init(&request->changed, NULL);
+        request->pending = 1;
+        send_all(kafka, request, messages, count, deadline_ns);
+        status = await_reports(kafka, request, deadline_ns, error);
+        for (size_t i = 0; i < count && status == STATUS_OK; i++) {
+            messages[i].offset = request->reports[i].offset;
+            messages[i].partition = request->reports[i].partition;
+            metric_add(bus_topic_find(&kafka->bus, messages[i].topic)->published, 1);
+        }
+        request_release(request);
+        if (status != STATUS_OK)
+            bus_kafka_upkeep_wake(kafka);
+    }
     kafka->publishing--;
     pthread_cond_broadcast(&kafka->changed);
     pthread_mutex_unlock(&kafka->lock);
+    FAILPOINT("kafka.after_publish");
     return status;
 }

@@ -76,8 +76,7 @@ static bool open_consumer(struct kafka_reader *reader)
     snprintf(heartbeat, sizeof heartbeat, "%lld", (long long)config->session_ms / 20 + 1);
     snprintf(interval, sizeof interval, "%lld",
              (long long)(2 * config->handler_ms + config->session_ms + 60000));
-    rd_kafka_t *rk =
-        bus_kafka_client_open(reader->kafka, RD_KAFKA_CONSUMER, settings, reader, bus_kafka_group_callbacks);
+    rd_kafka_t *rk = bus_kafka_client_open(reader->kafka, RD_KAFKA_CONSUMER, settings, reader);
     if (!rk)
         return false;
     rd_kafka_topic_partition_list_t *topics = rd_kafka_topic_partition_list_new(1);

@@ -13,18 +13,11 @@ enum {
     BATCH_BYTES_DEFAULT = 1048588, /* a broker's own limit by default */
 };
 
-static void wake_locked(struct kafka *kafka)
+void bus_kafka_upkeep_wake(struct kafka *kafka)
 {
     pthread_cond_broadcast(&kafka->changed);
     if (kafka->upkeep)
         task_wake(kafka->upkeep);
-}
-
-void bus_kafka_upkeep_wake(struct kafka *kafka)
-{
-    pthread_mutex_lock(&kafka->lock);
-    wake_locked(kafka);
-    pthread_mutex_unlock(&kafka->lock);
 }
 
 static struct kafka_topic *topic_of(struct kafka *kafka, const struct bus_topic_state *topic)
@@ -48,7 +41,7 @@ enum status bus_kafka_topic_check(struct kafka *kafka, const struct bus_topic_st
 
     *is_known &= atomic_load(&topic->known);
     if (topic->spec.partitions == 0 && !atomic_exchange(&there->is_wanted, true))
-        wake_locked(kafka);
+        bus_kafka_upkeep_wake(kafka);
     return there->fault[0] ? error_set(error, STATUS_CONFIG, "%s", there->fault) : STATUS_OK;
 }
 
@@ -81,7 +74,7 @@ void bus_kafka_topic_missing(struct kafka *kafka, const char *name)
         return;
     pthread_mutex_lock(&kafka->lock);
     topic_of(kafka, topic)->is_missing = true;
-    wake_locked(kafka);
+    bus_kafka_upkeep_wake(kafka);
     pthread_mutex_unlock(&kafka->lock);
 }
 
