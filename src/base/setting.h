@@ -23,7 +23,6 @@ enum setting_type {
     SETTING_OBJECT,      /* a nested struct: `rows` describe it, `offset` is where it stands */
     SETTING_OBJECT_LIST, /* struct setting_objects: `rows` describe one element of `element_bytes`; a single
                             mapping is taken as a list of one */
-    SETTING_IGNORED,     /* accepted in any form and not read: a key of the seed whose engine is to come */
 };
 
 struct setting_strings {

@@ -29,7 +29,7 @@ static const char *fallback_mistake(const struct setting_row *row)
     int64_t value = 0;
     if (!row->fallback || row->fallback[0] == '\0')
         return NULL;
-    if (row->type == SETTING_OBJECT || row->type == SETTING_OBJECT_LIST || row->type == SETTING_IGNORED)
+    if (row->type == SETTING_OBJECT || row->type == SETTING_OBJECT_LIST)
         return "its fallback can only be NULL or empty";
     if (row->type == SETTING_STRING) {
         value = (int64_t)strlen(row->fallback);
@@ -230,7 +230,6 @@ static void compare_rows(struct diff *diff, const struct setting_row *rows, cons
             }
             break;
         }
-        case SETTING_IGNORED: break;
         }
         if (!equal) {
             buf_put_char(&diff->field, '\0');

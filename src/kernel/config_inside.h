@@ -36,7 +36,6 @@ void config_report_at(struct config_report *report, struct setting_place place, 
 void config_report_va(struct config_report *report, struct setting_place place, struct str field,
                       const char *format, va_list args);
 void config_report_end(struct config_report *report);
-void config_shown_put(struct buf *out, struct str text); /* in quotes, shortened, on one line */
 
 /* --- source and nodes --- */
 bool config_file_read(const char *path, struct buf *text, struct config_report *report) MUST_CHECK;
@@ -55,7 +54,8 @@ enum config_fit { CONFIG_FITS, CONFIG_MALFORMED, CONFIG_OUT_OF_BOUNDS };
 enum config_fit config_value_parse(const struct setting_row *row, struct str text, int64_t *value);
 bool config_value_within(const struct setting_row *row, int64_t value);
 bool config_value_bounded(const struct setting_row *row);
-void config_value_put_kind(const struct setting_row *row, struct buf *out);   /* "a whole number" */
+/* "whole number"; in a sentence "a whole number such as 42" */
+void config_value_put_type(const struct setting_row *row, bool is_sentence, struct buf *out);
 void config_value_put_bounds(const struct setting_row *row, struct buf *out); /* "1 to 65535", "10ms to 1h" */
 
 /* Replaces ${NAME}. *out is `raw` itself when there is nothing to replace; false with the reason in `why`. */

@@ -29,35 +29,9 @@ static void print_section(struct printer *printer, const struct config_section *
     print_rows(printer, section->rows, false);
 }
 
-static void put_type(const struct setting_row *row, struct buf *out)
-{
-    static const char *const names[] = {
-        [SETTING_STRING] = "text",
-        [SETTING_BOOL] = "true or false",
-        [SETTING_INT] = "whole number",
-        [SETTING_DURATION_MS] = "duration",
-        [SETTING_DECIMAL] = "decimal number",
-        [SETTING_SIZE] = "size",
-        [SETTING_ENUM] = NULL,
-        [SETTING_STRING_LIST] = "list",
-        [SETTING_OBJECT] = "object",
-        [SETTING_OBJECT_LIST] = "list of objects",
-        [SETTING_IGNORED] = "not read yet",
-    };
-    if (row->type == SETTING_ENUM)
-        config_value_put_kind(row, out);
-    else
-        buf_put_str(out, str_from(names[row->type]));
-}
-
-static bool has_value(const struct setting_row *row)
-{
-    return row->type != SETTING_OBJECT && row->type != SETTING_IGNORED;
-}
-
 static const char *default_of(const struct setting_row *row)
 {
-    if (!has_value(row))
+    if (row->type == SETTING_OBJECT)
         return "";
     if (!row->fallback)
         return "required";
@@ -88,12 +62,12 @@ static void put_wrapped(struct buf *out, struct str text, size_t indent)
 static void print_help_row(struct printer *printer, const struct setting_row *row, bool reloadable)
 {
     struct buf facts = {0};
-    put_type(row, &facts);
+    config_value_put_type(row, false, &facts);
     if (config_value_bounded(row)) {
         buf_put_str(&facts, STR(", "));
         config_value_put_bounds(row, &facts);
     }
-    if (has_value(row)) {
+    if (row->type != SETTING_OBJECT) {
         bool given = row->fallback && row->fallback[0] != '\0';
         buf_printf(&facts, "; %s%s; %s", given ? "default " : "", default_of(row),
                    reloadable ? "reloadable" : "restart needed");
@@ -131,10 +105,11 @@ static void put_cell(struct buf *out, const char *text)
 static void print_markdown_row(struct printer *printer, const struct setting_row *row, bool reloadable)
 {
     struct buf *out = printer->out;
-    bool is_quoted = has_value(row) && row->fallback && row->fallback[0] != '\0' && !row->secret;
+    bool has_value = row->type != SETTING_OBJECT;
+    bool is_quoted = has_value && row->fallback && row->fallback[0] != '\0' && !row->secret;
     struct str quote = is_quoted ? STR("`") : STR("");
     buf_printf(out, "| `%.*s` | ", STR_ARG(buf_str(&printer->name)));
-    put_type(row, out);
+    config_value_put_type(row, false, out);
     buf_put_str(out, STR(" | "));
     buf_put_str(out, quote);
     put_cell(out, default_of(row));
@@ -142,7 +117,7 @@ static void print_markdown_row(struct printer *printer, const struct setting_row
     buf_put_str(out, STR(" | "));
     if (config_value_bounded(row))
         config_value_put_bounds(row, out);
-    buf_printf(out, " | %s | ", !has_value(row) ? "" : reloadable ? "reload" : "restart");
+    buf_printf(out, " | %s | ", !has_value ? "" : reloadable ? "reload" : "restart");
     put_cell(out, row->help);
     buf_put_str(out, STR(" |\n"));
 }

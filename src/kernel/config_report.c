@@ -6,10 +6,9 @@
 
 /* ---- the list of errors ----
  * The first goes to the caller's struct error, the first twenty to a buffer, one line each in the form that editors and terminals
- * can jump to. At most the first bytes of a value are shown. */
+ * can jump to. */
 
 #define LINES_MAX 20
-#define SHOWN_BYTES_MAX 60
 
 void config_report_va(struct config_report *report, struct setting_place place, struct str field,
                       const char *format, va_list args)
@@ -49,17 +48,6 @@ void config_report_end(struct config_report *report)
 {
     if (report->all && report->count > LINES_MAX)
         buf_printf(report->all, "%s: and %u more\n", report->path, report->count - LINES_MAX);
-}
-
-void config_shown_put(struct buf *out, struct str text)
-{
-    struct str cut = str_utf8_cut(text, SHOWN_BYTES_MAX);
-    buf_put_char(out, '\'');
-    for (size_t i = 0; i < cut.len; i++) {
-        unsigned char c = (unsigned char)cut.ptr[i];
-        buf_put_char(out, c < 0x20 || c == 0x7F ? ' ' : (char)c);
-    }
-    buf_put_str(out, cut.len < text.len ? STR("…'") : STR("'"));
 }
 
 /* ---- places ----

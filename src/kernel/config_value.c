@@ -181,22 +181,21 @@ bool config_value_within(const struct setting_row *row, int64_t value)
     return !config_value_bounded(row) || (value >= row->min && value <= row->max);
 }
 
-void config_value_put_kind(const struct setting_row *row, struct buf *out)
+void config_value_put_type(const struct setting_row *row, bool is_sentence, struct buf *out)
 {
-    static const char *const kinds[] = {
-        [SETTING_STRING] = "text",
-        [SETTING_BOOL] = "true or false",
-        [SETTING_INT] = "a whole number such as 42",
-        [SETTING_DURATION_MS] = "a duration such as 250ms, 1s, 5m, 1h or 30d",
-        [SETTING_DECIMAL] = "a number such as 0.5, with at most three decimals",
-        [SETTING_SIZE] = "a size such as 64KiB, 8MiB or 1GiB",
-        [SETTING_ENUM] = "one of ",
-        [SETTING_STRING_LIST] = "a list of texts",
-        [SETTING_OBJECT] = "a mapping of keys to values",
-        [SETTING_OBJECT_LIST] = "a list of mappings",
-        [SETTING_IGNORED] = "anything",
+    static const char *const names[][2] = {
+        [SETTING_STRING] = {"text", "text"},
+        [SETTING_BOOL] = {"true or false", "true or false"},
+        [SETTING_INT] = {"whole number", "a whole number such as 42"},
+        [SETTING_DURATION_MS] = {"duration", "a duration such as 250ms, 1s, 5m, 1h or 30d"},
+        [SETTING_DECIMAL] = {"decimal number", "a number such as 0.5, with at most three decimals"},
+        [SETTING_SIZE] = {"size", "a size such as 64KiB, 8MiB or 1GiB"},
+        [SETTING_ENUM] = {"one of ", "one of "},
+        [SETTING_STRING_LIST] = {"list", "a list of texts"},
+        [SETTING_OBJECT] = {"object", "a mapping of keys to values"},
+        [SETTING_OBJECT_LIST] = {"list of objects", "a list of mappings"},
     };
-    buf_put_str(out, str_from(kinds[row->type]));
+    buf_put_str(out, str_from(names[row->type][is_sentence]));
     if (row->type == SETTING_ENUM)
         for (size_t i = 0; row->choices[i]; i++)
             buf_printf(out, "%s%s", i ? ", " : "", row->choices[i]);

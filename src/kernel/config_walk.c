@@ -12,6 +12,7 @@
 #define TEXT_BYTES_MAX ((size_t)64 << 20) /* of strings, likewise */
 #define NAMES_SHOWN_MAX 12
 #define KEY_BYTES_SHOWN_MAX 64
+#define SHOWN_BYTES_MAX 60
 
 struct walk {
     struct arena *arena;
@@ -71,7 +72,7 @@ static void report_misfit(struct walk *walk, const struct setting_row *row, cons
     if (fit == CONFIG_OUT_OF_BOUNDS)
         config_value_put_bounds(row, &expected);
     else
-        config_value_put_kind(row, &expected);
+        config_value_put_type(row, true, &expected);
     report_at(walk, node, "must be %.*s, not %.*s", STR_ARG(buf_str(&expected)), STR_ARG(found));
     buf_deinit(&expected);
 }
@@ -160,6 +161,18 @@ static bool read_text(struct walk *walk, const yaml_node_t *node, struct str *va
     return true;
 }
 
+/* In quotes, shortened, on one line. */
+static void put_shown(struct buf *out, struct str text)
+{
+    struct str cut = str_utf8_cut(text, SHOWN_BYTES_MAX);
+    buf_put_char(out, '\'');
+    for (size_t i = 0; i < cut.len; i++) {
+        unsigned char c = (unsigned char)cut.ptr[i];
+        buf_put_char(out, c < 0x20 || c == 0x7F ? ' ' : (char)c);
+    }
+    buf_put_str(out, cut.len < text.len ? STR("…'") : STR("'"));
+}
+
 static void report_value(struct walk *walk, const struct setting_row *row, const yaml_node_t *node,
                          enum config_fit fit)
 {
@@ -170,7 +183,7 @@ static void report_value(struct walk *walk, const struct setting_row *row, const
     } else {
         if (mentions_env(node))
             buf_put_str(&found, STR("what the environment makes of "));
-        config_shown_put(&found, text_of(node));
+        put_shown(&found, text_of(node));
         if (near)
             buf_printf(&found, "; did you mean %s?", near);
     }
@@ -293,7 +306,7 @@ static void fill_value(struct walk *walk, const struct setting_row *row, char *b
 {
     if (row->place_offset)
         *(struct setting_place *)(base + row->place_offset - 1) = config_place_of(node);
-    if (row->type == SETTING_IGNORED || !spend(walk, node, 1, 0) || !check_form(walk, row, node))
+    if (!spend(walk, node, 1, 0) || !check_form(walk, row, node))
         return;
     if (row->type == SETTING_STRING_LIST || row->type == SETTING_OBJECT_LIST)
         fill_list(walk, row, base, node);
@@ -313,7 +326,7 @@ static void fill_default(struct walk *walk, const struct setting_row *row, char 
     int64_t number;
     if (row->type == SETTING_OBJECT) {
         fill_object(walk, row->rows, base + row->offset, NULL, place, may_lack || row->fallback);
-    } else if (!row->fallback && !may_lack && row->type != SETTING_IGNORED) {
+    } else if (!row->fallback && !may_lack) {
         config_report_at(walk->report, place, buf_str(&walk->field), "is missing, and has no default");
     } else if (row->type == SETTING_STRING_LIST && row->fallback) {
         struct setting_strings *list = (struct setting_strings *)(base + row->offset);

@@ -56,7 +56,6 @@ static const struct setting_row tree_rows[] = {
     {"leaf", SETTING_OBJECT, TREE(leaf), "h", .rows = leaf_rows},
     {"branches", SETTING_OBJECT_LIST, TREE(branches), "h", "", .rows = branch_rows,
      .element_bytes = sizeof(struct branch)},
-    {"later", SETTING_IGNORED, .help = "h"},
     {0},
 };
 

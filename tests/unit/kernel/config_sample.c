@@ -40,7 +40,6 @@ static const struct setting_row rows[] = {
      .place_offset = 1 + SAMPLE(spare_place)},
     {"rules", SETTING_OBJECT_LIST, .offset = SAMPLE(rules), "Rules.", "", .rows = rule_rows,
      .element_bytes = sizeof(struct sample_rule)},
-    {"engine", SETTING_IGNORED, .help = "An engine that is not built yet."},
     {0},
 };
 
@@ -103,13 +102,26 @@ static const struct setting_row security_rows[] = {
     {"tenant", SETTING_OBJECT, .help = "Tenant.", .rows = tenant_rows},
     {0},
 };
+static const struct setting_row kafka_rows[] = {
+    {"commandsTopic", SETTING_STRING, .offset = REFDATA(topic), "Topic.", ""},
+    {"keyTemplate", SETTING_STRING, .offset = REFDATA(key_template), "Key.", ""},
+    {0},
+};
+static const struct setting_row redis_rows[] = {
+    {"mode", SETTING_STRING, .offset = REFDATA(mode), "Mode.", ""},
+    {"nodes", SETTING_STRING_LIST, .offset = REFDATA(nodes), "Nodes.", ""},
+    {"pubChannel", SETTING_STRING, .offset = REFDATA(channel), "Channel.", ""},
+    {"streamKey", SETTING_STRING, .offset = REFDATA(stream), "Stream.", ""},
+    {"consumerGroup", SETTING_STRING, .offset = REFDATA(group), "Group.", ""},
+    {0},
+};
 static const struct setting_row refdata_rows[] = {
     {"postgres", SETTING_OBJECT_LIST, .offset = REFDATA(postgres), "Databases.", NULL, 1, 16,
      .rows = postgres_rows, .element_bytes = sizeof(struct sample_postgres)},
     {"consistency", SETTING_OBJECT, .help = "Waits.", .rows = consistency_rows},
     {"security", SETTING_OBJECT, .help = "Security.", .rows = security_rows},
-    {"kafka", SETTING_IGNORED, .help = "Not yet."},
-    {"redis", SETTING_IGNORED, .help = "Not yet."},
+    {"kafka", SETTING_OBJECT, .help = "Kafka.", .rows = kafka_rows},
+    {"redis", SETTING_OBJECT, .help = "Redis.", .rows = redis_rows},
     {"dictionaries", SETTING_OBJECT_LIST, .offset = REFDATA(dictionaries), "Dictionaries.", "",
      .rows = dictionary_rows, .element_bytes = sizeof(struct sample_dictionary), .reloadable = true},
     {0},

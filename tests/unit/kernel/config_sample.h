@@ -48,6 +48,8 @@ struct sample_postgres {
 };
 
 struct sample_refdata {
+    struct str topic, key_template, mode, channel, stream, group;
+    struct setting_strings nodes;
     struct setting_objects postgres;
     int64_t wait_commit_timeout_ms;
     int tenant_source;

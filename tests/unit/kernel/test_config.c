@@ -61,8 +61,7 @@ static void every_type_is_read(void **state)
                                                          "  rules:\n"
                                                          "    - path: /x\n"
                                                          "      weight: -5\n"
-                                                         "    - {path: /y, methods: POST}\n"
-                                                         "  engine: {anything: [1, {2: 3}], <<: x}\n");
+                                                         "    - {path: /y, methods: POST}\n");
     const struct sample *sample = sample_of(config);
 
     assert_str(sample->title, "123");

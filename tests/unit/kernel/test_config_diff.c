@@ -27,7 +27,6 @@ static void the_same_values_need_none(void **state)
     restarts(sample_sections, "",
              "# comment\nsample: {port: 8080, cache-size: 65536KiB, listen: [127.0.0.1:8080]}\n", "");
     restarts(sample_refdata_sections, sample_seed_yaml, sample_seed_yaml, "");
-    restarts(sample_sections, "sample: {engine: a}", "sample: {engine: b}", "");
 }
 
 static void every_type_is_compared(void **state)

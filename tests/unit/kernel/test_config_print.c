@@ -59,10 +59,7 @@ static const char help_text[] =
     "      How much it counts.\n"
     "  sample.rules[].methods\n"
     "      list, 1 to 3 entries long; default [GET, HEAD]; restart needed\n"
-    "      Which methods.\n"
-    "  sample.engine\n"
-    "      not read yet\n"
-    "      An engine that is not built yet.\n";
+    "      Which methods.\n";
 
 static const char page_text[] =
     "# Configuration\n"
@@ -100,8 +97,7 @@ static const char page_text[] =
     "| `sample.rules[].path` | text | required | 1 to 16 bytes long | restart | Which path. |\n"
     "| `sample.rules[].weight` | whole number | `1` | at most 100 | restart | How much it counts. |\n"
     "| `sample.rules[].methods` | list | `[GET, HEAD]` | 1 to 3 entries long | restart | Which "
-    "methods. |\n"
-    "| `sample.engine` | not read yet |  |  |  | An engine that is not built yet. |\n";
+    "methods. |\n";
 /* clang-format on */
 
 static void prints(void (*print)(const struct config_section *sections, struct buf *out),
