@@ -118,8 +118,6 @@ static const char *check_dlq(struct admin *admin)
         kind++;
     if (!*kind)
         return "--kind must be terminated, max_deliver or delivery";
-    db_array_begin(&command->messages);
-    db_array_begin(&command->deliveries);
     for (size_t i = 0; i < admin->ids.count; i++) { /* numbers are messages, UUIDs deliveries */
         struct str id = str_from(admin->ids.items[i]);
         struct uuid uuid;
@@ -129,11 +127,9 @@ static const char *check_dlq(struct admin *admin)
             return "an ID is a number or a UUID: `freshet dlq list` shows them";
         db_array_put(is_delivery ? &command->deliveries : &command->messages, id);
     }
-    db_array_end(&command->messages);
-    db_array_end(&command->deliveries);
     if (admin->ids.count > 0) {
-        selection->messages = buf_str(&command->messages);
-        selection->deliveries = buf_str(&command->deliveries);
+        selection->messages = db_array_end(&command->messages);
+        selection->deliveries = db_array_end(&command->deliveries);
     }
     if (strcmp(admin->action->name, "show") == 0 && admin->ids.count != 1)
         return "give one ID";

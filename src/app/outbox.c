@@ -171,12 +171,10 @@ static const char *take_ids(struct outbox_command *command)
                    : "an ID of that table is a number: `freshet outbox list` shows them; --table names another table";
     if (!command->table && !find_table(NULL, ids))
         return "an ID is a number or a UUID: `freshet outbox list` shows them";
-    db_array_begin(&command->ids_text);
     for (size_t i = 0; i < ids->count; i++)
         db_array_put(&command->ids_text, str_from(ids->items[i]));
-    db_array_end(&command->ids_text);
     if (ids->count > 0)
-        command->selection.ids = buf_str(&command->ids_text);
+        command->selection.ids = db_array_end(&command->ids_text);
     return NULL;
 }
 

@@ -32,22 +32,22 @@ struct db_target {
     int64_t connect_timeout_ms, statement_timeout_ms, idle_timeout_ms;
     int64_t backoff_min_ms, backoff_max_ms; /* of reconnecting; the breaker's open time */
     /* Statements are planned once per connection, as lookups by index, whatever size the tables had at that moment: for
-     * SQL of our own, written for it. Somebody else's runs behind DB_PLAN_FREELY_SQL. */
+     * SQL of our own, written for it. SQL of users runs after DB_PLAN_FREELY_SQL. */
     bool fixed_plans;
     struct db_server *server; /* NULL: shares nothing */
 };
 
 /* ---- a server: one database of one PostgreSQL, as one user, with what its users in this process share ----
  * Named by the targets of pools, listeners and notifiers, it has their idle connections, and one LISTEN connection and one
- * notifier per loop. It opens nothing by itself, and outlives whatever was created with it. */
+ * notifier per loop. It opens nothing by itself, and outlives what was created with it. */
 /* The one of the list (NULL = empty) with the target's hosts, database and login, or a new one; NULL when the URL cannot
  * be understood. A list is for one thread. */
 struct db_server *db_server_find(struct db_server **list, const struct db_target *target);
 void db_servers_destroy(struct db_server *list);
 
-/* Its texts are in the arena; its name is that of the target, '-' and `suffix`. */
+/* Its texts are in the arena; its name is that of the target, or with a suffix NAME-SUFFIX. */
 struct db_target db_target_copy(const struct db_target *target, const char *suffix, struct arena *arena);
-/* What db_pool_create() would say of it. */
+/* The status and error of a db_pool_create() with it. */
 enum status db_target_check(const struct db_target *target, struct error *error) MUST_CHECK;
 
 struct db_pool;
@@ -134,8 +134,7 @@ struct db_param {
 struct db_statement {
     struct str text; /* NUL-terminated */
     uint64_t id;     /* hash of the text; 0 = the text is static, and found by its address */
-    /* Results in PostgreSQL's binary form, for those who select bytea: it is the bytes themselves then, and text is
-     * text; everything else must be cast to text. */
+    /* Results in PostgreSQL's binary form: bytea is the bytes themselves, text is text; everything else must be cast to text. */
     bool binary_results;
     /* Of templates: the types stand here; of the parameters only their values are read. */
     bool has_types;
@@ -174,13 +173,11 @@ enum status db_sql_compile(struct str sql, const struct db_name *names, struct a
  * compiled text; see db_describe()). */
 size_t db_statement_offset(const struct db_statement *statement, struct str sql, size_t position);
 
-void db_array_begin(struct buf *out); /* text[] literal: begin, put …, end */
-void db_array_put(struct buf *out,
-                  struct str element); /* quoted and escaped; into an empty buf also without begin */
+/* A text[] literal, into a buf that is empty at first: put …, end. */
+void db_array_put(struct buf *out, struct str element); /* quoted and escaped */
 void db_array_put_i64(struct buf *out, int64_t number);
 void db_array_put_null(struct buf *out);
-void db_array_end(struct buf *out);
-struct str db_array_str(struct buf *out); /* ends it; also that of an empty buf */
+struct str db_array_end(struct buf *out); /* the whole literal */
 
 void db_bytes_array_begin(struct buf *out, size_t count);     /* bytea[], in binary form: then as many … */
 void db_bytes_array_put(struct buf *out, struct str element); /* … of these; ptr NULL = NULL */
@@ -285,24 +282,24 @@ enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db
  * follow.
  * `results` (NULL = not wanted) must live until then: that end fills in `count` of them, or NULLs. */
 void db_pipeline_leave(struct db_conn *conn, struct db_result **results, size_t count);
-/* A notice as the last statement of a pipeline, behind its COMMIT: in a transaction of its own that waits for no disk, so
+/* A notice as the last statement of a pipeline, after its COMMIT: in a transaction of its own that waits for no disk, so
  * that the lock all notices queue for is not held meanwhile. For a lone writer in a hurry; a stream of notices is a
  * notifier's. The payload is UTF-8 of less than 8,000 bytes. */
 void db_pipeline_add_notice(struct db_conn *conn, struct str channel, struct str payload);
 
 /* ---- notices ----
- * Listener: LISTENs on a loop; survives a dead server (backoff), and reports when it is listening anew, since notices
+ * Listener: LISTENs on a loop; survives a dead server (backoff), and reports when it is listening again, since notices
  * sent meanwhile are lost. Listeners of one server on one loop share a connection. Its callbacks run on that loop. */
 struct db_listener;
 struct db_listener_config {
     struct loop *loop;
     const struct db_target *target;
-    const char *const *channels; /* NULL-terminated, plain identifiers */
+    const char *channels[3]; /* plain identifiers that outlive it; NULL ends them */
     void (*on_notice)(void *context, struct str channel, struct str payload);
     void (*on_listening)(void *context); /* (re)connected: look for what was missed */
     void *context;
 };
-/* NULL when the target's URL cannot be understood: db_pool_create() says why. */
+/* NULL when the target's URL cannot be understood: db_pool_create() reports why. */
 struct db_listener *db_listener_create(const struct db_listener_config *config);
 /* Created on its loop or before that runs; destroyed on it or after it ended, also by its own callbacks. */
 void db_listener_destroy(struct db_listener *listener);
@@ -316,7 +313,7 @@ struct db_notifier;
 /* NULL when the target's URL cannot be understood. */
 struct db_notifier *db_notifier_create(struct loop *loop, const struct db_target *target, int64_t window_us);
 void db_notifier_destroy(
-    struct db_notifier *notifier); /* on its loop, or after the loop ended; nobody notifies any more */
+    struct db_notifier *notifier); /* on its loop, or after the loop ended; after the last db_notify() */
 void db_notify(struct db_notifier *notifier, struct str channel, struct str payload);
 
 /* ---- migrations (C10) ----

@@ -1,4 +1,4 @@
-/* The connection behind listener and notifier, as one state machine on a loop:
+/* The connection of listener and notifier, as one state machine on a loop:
  *
  *     WAITING ─ timer ─▶ LOOKING_UP ─▶ CONNECTING (each address in turn) ─▶ READY
  *        ▲                   │              │                                 │
@@ -109,7 +109,7 @@ static void start(struct db_link *link)
     }
 }
 
-/* libpq may have changed its socket meanwhile, so it is registered anew for every step. */
+/* libpq may have changed its socket meanwhile, so it is registered again for every step. */
 static void connect_step(struct db_link *link)
 {
     unwatch(link);
@@ -216,16 +216,16 @@ struct db_link *db_link_ref(struct loop *loop, const struct db_target *target,
                             const struct db_link_kind *kind)
 {
     struct db_server *server = target->server;
+    struct db_link *link;
 
-    if (server)
+    if (server) {
         pthread_mutex_lock(&server->lock);
-    struct db_link *link = server ? server->links : NULL;
-    while (link && (link->loop != loop || link->kind != kind))
-        link = link->next;
-    if (link) {
-        link->users++;
-        pthread_mutex_unlock(&server->lock);
-        return link;
+        LIST_FOREACH(link, &server->links, entry)
+            if (link->loop == loop && link->kind == kind) {
+                link->users++;
+                pthread_mutex_unlock(&server->lock);
+                return link;
+            }
     }
     link = memory_zalloc(kind->size);
     *link = (struct db_link){.loop = loop, .kind = kind, .server = server, .users = 1, .lookup_fd = -1};
@@ -233,8 +233,7 @@ struct db_link *db_link_ref(struct loop *loop, const struct db_target *target,
         free(link);
         link = NULL;
     } else if (server) {
-        link->next = server->links;
-        server->links = link;
+        LIST_INSERT_HEAD(&server->links, link, entry);
     }
     if (server)
         pthread_mutex_unlock(&server->lock);
@@ -253,11 +252,8 @@ bool db_link_unref(struct db_link *link)
     if (server) {
         pthread_mutex_lock(&server->lock);
         bool is_last = --link->users == 0;
-        struct db_link **at = &server->links;
-        while (is_last && *at != link)
-            at = &(*at)->next;
         if (is_last)
-            *at = link->next;
+            LIST_REMOVE(link, entry);
         pthread_mutex_unlock(&server->lock);
         if (!is_last)
             return false;

@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 #include "base/backoff.h"
+#include "base/list.h"
 #include "db/db_inside.h"
 
 enum db_link_state { DB_LINK_WAITING, DB_LINK_LOOKING_UP, DB_LINK_CONNECTING, DB_LINK_READY };
@@ -23,9 +24,9 @@ struct db_link_kind {
 struct db_link {
     struct loop *loop;
     const struct db_link_kind *kind;
-    struct db_server *server; /* NULL: it has one user */
-    struct db_link *next;     /* of the server's */
-    unsigned users;           /* under the server's lock */
+    struct db_server *server;  /* NULL: it has one user */
+    LIST_ENTRY(db_link) entry; /* of the server's */
+    unsigned users;            /* under the server's lock */
     struct db_parsed parsed;
     struct backoff backoff;
     enum db_link_state state;
@@ -53,8 +54,8 @@ struct db_server {
     struct db_server *next; /* of its list */
     struct db_parsed parsed;
     pthread_mutex_t lock; /* for what follows */
-    struct db_shelf *shelves;
-    struct db_link *links;
+    LIST_HEAD(, db_shelf) shelves;
+    LIST_HEAD(, db_link) links;
 };
 
 #endif

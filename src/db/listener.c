@@ -13,7 +13,6 @@ struct db_listener {
     LIST_ENTRY(db_listener) entry;
     struct db_hub *hub;
     struct db_listener_config config;
-    char *channels; /* each ends with NUL, the last one with two */
     enum { LISTENER_WANTED, LISTENER_ASKED, LISTENER_ANSWERED, LISTENER_LISTENING } state;
     bool destroyed;
 };
@@ -42,8 +41,8 @@ static void hub_ask(struct db_hub *hub)
         if (listener->state != LISTENER_WANTED)
             continue;
         listener->state = LISTENER_ASKED;
-        for (const char *at = listener->channels; *at; at += strlen(at) + 1)
-            buf_printf(&sql, "LISTEN \"%s\";", at);
+        for (const char **channel = listener->config.channels; *channel; channel++)
+            buf_printf(&sql, "LISTEN \"%s\";", *channel);
     }
     hub->asking = buf_len(&sql) > 0;
     buf_put_char(&sql, '\0');
@@ -108,11 +107,11 @@ static void hub_take_results(struct db_hub *hub)
 
 static bool has_channel(const struct db_listener *listener, const char *channel)
 {
-    const char *at = listener->channels;
+    const char *const *at = listener->config.channels;
 
-    while (*at && strcmp(at, channel) != 0)
-        at += strlen(at) + 1;
-    return *at != '\0';
+    while (*at && strcmp(*at, channel) != 0)
+        at++;
+    return *at;
 }
 
 static void hub_on_input(struct db_link *link)
@@ -141,7 +140,6 @@ static const struct db_link_kind hub_kind = {.role = "listener",
 struct db_listener *db_listener_create(const struct db_listener_config *config)
 {
     struct db_link *link = db_link_ref(config->loop, config->target, &hub_kind);
-    struct buf names = {0};
 
     if (!link)
         return NULL;
@@ -149,22 +147,9 @@ struct db_listener *db_listener_create(const struct db_listener_config *config)
     listener->hub = hub_of(link);
     listener->config = *config;
     listener->config.target = NULL; /* borrowed for this call only */
-    listener->config.channels = NULL;
-    for (const char *const *channel = config->channels; *channel; channel++)
-        buf_printf(&names, "%s%c", *channel, '\0');
-    listener->channels = str_dup(buf_str(&names)); /* adds the last NUL */
-    buf_deinit(&names);
     LIST_INSERT_HEAD(&listener->hub->listeners, listener, entry);
     hub_ask(listener->hub);
     return listener;
-}
-
-static void free_listener(void *memory)
-{
-    struct db_listener *listener = memory;
-
-    free(listener->channels);
-    free(listener);
 }
 
 /* May be called by its own callbacks: what they return to is freed when the tick is over. */
@@ -180,5 +165,5 @@ void db_listener_destroy(struct db_listener *listener)
         hub->destroyed = true;
         loop_free_later(loop, hub, free);
     }
-    loop_free_later(loop, listener, free_listener);
+    loop_free_later(loop, listener, free);
 }

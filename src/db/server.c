@@ -22,10 +22,10 @@ enum {
 };
 
 struct db_shelf {
-    struct db_shelf *next;    /* of its server */
-    struct db_server *server; /* NULL: the shelf of one pool */
-    char *options;            /* the session settings */
-    unsigned refs;            /* under the server's lock */
+    LIST_ENTRY(db_shelf) entry; /* of its server */
+    struct db_server *server;   /* NULL: the shelf of one pool */
+    char *options;              /* the session settings */
+    unsigned refs;              /* under the server's lock */
     struct metric_series *gauge;
     int64_t idle_timeout_ms;
 
@@ -110,15 +110,15 @@ struct db_shelf *db_shelf_ref(struct db_server *server, const struct db_parsed *
     if (!server)
         return shelf_create(NULL, parsed);
     pthread_mutex_lock(&server->lock);
-    struct db_shelf *shelf = server->shelves;
-    while (shelf && strcmp(shelf->options, db_keyword_get(parsed, "options")) != 0)
-        shelf = shelf->next;
+    struct db_shelf *shelf;
+    LIST_FOREACH(shelf, &server->shelves, entry)
+        if (strcmp(shelf->options, db_keyword_get(parsed, "options")) == 0)
+            break;
     if (shelf) {
         shelf->refs++;
     } else {
         shelf = shelf_create(server, parsed);
-        shelf->next = server->shelves;
-        server->shelves = shelf;
+        LIST_INSERT_HEAD(&server->shelves, shelf, entry);
     }
     pthread_mutex_unlock(&server->lock);
     return shelf;
@@ -140,11 +140,8 @@ void db_shelf_unref(struct db_shelf *shelf)
     if (server) {
         pthread_mutex_lock(&server->lock);
         bool is_last = --shelf->refs == 0;
-        struct db_shelf **at = &server->shelves;
-        while (is_last && *at != shelf)
-            at = &(*at)->next;
         if (is_last)
-            *at = shelf->next;
+            LIST_REMOVE(shelf, entry);
         pthread_mutex_unlock(&server->lock);
         if (!is_last)
             return;

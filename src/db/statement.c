@@ -162,11 +162,6 @@ bool db_bound_is_prepared(const struct db_bound *bound, struct db_prepared *prep
 
 /* ---- text[] literals ---- */
 
-void db_array_begin(struct buf *out)
-{
-    buf_put_char(out, '{');
-}
-
 static void begin_element(struct buf *out)
 {
     if (buf_len(out) == 0)
@@ -205,16 +200,9 @@ void db_array_put_i64(struct buf *out, int64_t number)
     buf_printf(out, "%lld", (long long)number);
 }
 
-void db_array_end(struct buf *out)
+struct str db_array_end(struct buf *out)
 {
-    buf_put_char(out, '}');
-}
-
-struct str db_array_str(struct buf *out)
-{
-    if (buf_len(out) == 0)
-        db_array_begin(out);
-    db_array_end(out);
+    buf_put_str(out, buf_len(out) == 0 ? STR("{}") : STR("}"));
     return buf_str(out);
 }
 

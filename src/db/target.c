@@ -43,6 +43,11 @@ static bool has_word(const char *words, struct str name)
     return false;
 }
 
+static bool read_number(struct str text, uint64_t max, uint64_t *number)
+{
+    return str_to_u64(text, number) && *number > 0 && *number <= max;
+}
+
 /* ---- parameters: libpq's own, JDBC's names for the same things, and what JDBC calls differently ---- */
 
 static const char libpq_names[] =
@@ -50,64 +55,58 @@ static const char libpq_names[] =
     " ssl_max_protocol_version channel_binding gssencmode krbsrvname passfile keepalives keepalives_idle"
     " keepalives_interval keepalives_count tcp_user_timeout application_name";
 
+static const char *const aliases[][2] = {{"channelBinding", "channel_binding"},
+                                         {"gssEncMode", "gssencmode"},
+                                         {"ApplicationName", "application_name"}};
+
 /* JDBC's tuning of its own driver, which means nothing here. */
 static const char ignored_names[] =
     "prepareThreshold preparedStatementCacheQueries preparedStatementCacheSizeMiB defaultRowFetchSize"
     " reWriteBatchedInserts binaryTransfer stringtype logUnclosedConnections";
 
-static bool set_schema(struct db_parsed *parsed, struct str value)
+/* Parameters of a few values, each with libpq's keyword and its name for the value. A flag without a value means true to pgjdbc.
+ * The hosts are tried one by one, so "prefer" cannot be kept. */
+#define FLAG(on, off) {{"", on}, {"true", on}, {"1", on}, {"false", off}, {"0", off}}, "true or false"
+static const struct {
+    const char *name, *keyword, *values[5][2], *wanted;
+} choices[] = {
+    {"ssl", "sslmode", FLAG("verify-full", "disable")},
+    {"tcpKeepAlive", "keepalives", FLAG("1", "0")},
+    {"targetServerType",
+     "target_session_attrs",
+     {{"primary", "read-write"},
+      {"master", "read-write"},
+      {"secondary", "standby"},
+      {"slave", "standby"},
+      {"any", "any"}},
+     "any, primary or secondary"},
+    {"target_session_attrs",
+     "target_session_attrs",
+     {{"any", "any"},
+      {"read-write", "read-write"},
+      {"read-only", "read-only"},
+      {"primary", "primary"},
+      {"standby", "standby"}},
+     "any, read-write, read-only, primary or standby"},
+};
+
+/* Sets *wanted where the value is not one of the choices. False: the name is not among them. */
+static bool set_choice(struct db_parsed *parsed, struct str name, struct str value, const char **wanted)
 {
-    parsed->schema = arena_str(&parsed->arena, value).ptr;
-    return true;
-}
-
-/* pgjdbc: present without a value means true. */
-static bool read_flag(struct str value, bool *is_on)
-{
-    *is_on = value.len == 0 || str_eq(value, STR("true")) || str_eq(value, STR("1"));
-    return *is_on || str_eq(value, STR("false")) || str_eq(value, STR("0"));
-}
-
-static bool set_keepalive(struct db_parsed *parsed, struct str value)
-{
-    bool is_on, is_valid = read_flag(value, &is_on);
-
-    if (is_valid)
-        set_keyword(parsed, "keepalives", is_on ? STR("1") : STR("0"));
-    return is_valid;
-}
-
-static bool set_ssl(struct db_parsed *parsed, struct str value)
-{
-    bool is_on, is_valid = read_flag(value, &is_on);
-
-    if (is_valid && !db_keyword_get(parsed, "sslmode")) /* what pgjdbc means by ssl=true */
-        set_keyword(parsed, "sslmode", is_on ? STR("verify-full") : STR("disable"));
-    return is_valid;
-}
-
-static bool set_server_type(struct db_parsed *parsed, struct str value)
-{
-    static const char *const types[][2] = {
-        {"primary", "read-write"}, {"master", "read-write"}, {"secondary", "standby"},
-        {"slave", "standby"},      {"any", "any"},           {NULL, NULL}};
-    size_t i = 0;
-
-    while (types[i][0] && !str_eq(value, str_from(types[i][0])))
-        i++;
-    if (types[i][0])
-        set_keyword(parsed, "target_session_attrs", str_from(types[i][1]));
-    return types[i][0] != NULL;
-}
-
-/* The hosts are tried one by one, so "prefer" cannot be kept. */
-static bool set_session_attrs(struct db_parsed *parsed, struct str value)
-{
-    bool is_known = has_word("any read-write read-only primary standby", value);
-
-    if (is_known)
-        set_keyword(parsed, "target_session_attrs", value);
-    return is_known;
+    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
+        if (!str_eq(name, str_from(choices[i].name)))
+            continue;
+        *wanted = choices[i].wanted;
+        for (size_t j = 0; j < 5 && *wanted; j++)
+            if (str_eq(value, str_from(choices[i].values[j][0]))) {
+                *wanted = NULL;
+                /* ssl=true beside an sslmode, in either order: that one counts */
+                if (strcmp(choices[i].keyword, "sslmode") != 0 || !db_keyword_get(parsed, "sslmode"))
+                    set_keyword(parsed, choices[i].keyword, str_from(choices[i].values[j][1]));
+            }
+        return true;
+    }
+    return false;
 }
 
 /* ?host=/run/postgresql replaces the URL's own host part, which is empty then. */
@@ -125,7 +124,7 @@ static bool set_port(struct db_parsed *parsed, struct str value)
 {
     uint64_t number;
 
-    if (!str_to_u64(value, &number) || number == 0 || number > 65535)
+    if (!read_number(value, 65535, &number))
         return false;
     if (parsed->host_count == 0)
         parsed->hosts[parsed->host_count++] = (struct db_host){.name = "localhost"};
@@ -134,58 +133,35 @@ static bool set_port(struct db_parsed *parsed, struct str value)
     return true;
 }
 
-static bool set_connect_timeout(struct db_parsed *parsed, struct str value)
-{
-    uint64_t seconds;
-
-    if (!str_to_u64(value, &seconds) || seconds == 0 || seconds > 3600)
-        return false;
-    parsed->connect_timeout_ms = (int64_t)seconds * 1000;
-    return true;
-}
-
-static const struct {
-    const char *name;
-    bool (*set)(struct db_parsed *parsed, struct str value);
-    const char *wanted;
-} parameters[] = {
-    {"currentSchema", set_schema, NULL},
-    {"ssl", set_ssl, "true or false"},
-    {"tcpKeepAlive", set_keepalive, "true or false"},
-    {"targetServerType", set_server_type, "any, primary or secondary"},
-    {"target_session_attrs", set_session_attrs, "any, read-write, read-only, primary or standby"},
-    {"host", set_host, "a single host or directory"},
-    {"port", set_port, "a number from 1 to 65535"},
-    {"connect_timeout", set_connect_timeout, "a number of seconds from 1 to 3600"},
-    {"connectTimeout", set_connect_timeout, "a number of seconds from 1 to 3600"},
-};
-
 static enum status set_parameter(struct db_parsed *parsed, struct str name, struct str value,
                                  struct error *error)
 {
-    static const char *const aliases[][2] = {{"channelBinding", "channel_binding"},
-                                             {"gssEncMode", "gssencmode"},
-                                             {"ApplicationName", "application_name"}};
+    const char *wanted = NULL;
+    uint64_t seconds;
 
     for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++)
         if (str_eq(name, str_from(aliases[i][0])))
             name = str_from(aliases[i][1]);
     if (has_word(libpq_names, name)) {
         set_keyword(parsed, arena_str(&parsed->arena, name).ptr, value);
-        return STATUS_OK;
+    } else if (str_eq(name, STR("currentSchema"))) {
+        parsed->schema = arena_str(&parsed->arena, value).ptr;
+    } else if (str_eq(name, STR("host"))) {
+        wanted = set_host(parsed, value) ? NULL : "a single host or directory";
+    } else if (str_eq(name, STR("port"))) {
+        wanted = set_port(parsed, value) ? NULL : "a number from 1 to 65535";
+    } else if (has_word("connect_timeout connectTimeout", name)) {
+        if (read_number(value, 3600, &seconds))
+            parsed->connect_timeout_ms = (int64_t)seconds * 1000;
+        else
+            wanted = "a number of seconds from 1 to 3600";
+    } else if (!set_choice(parsed, name, value, &wanted) && !has_word(ignored_names, name)) {
+        return error_set(error, STATUS_CONFIG, "parameter %.*s of the database URL is not supported",
+                         STR_ARG(str_utf8_cut(name, 64)));
     }
-    if (has_word(ignored_names, name))
-        return STATUS_OK;
-    for (size_t i = 0; i < sizeof parameters / sizeof parameters[0]; i++) {
-        if (!str_eq(name, str_from(parameters[i].name)))
-            continue;
-        if (parameters[i].set(parsed, value))
-            return STATUS_OK;
-        return error_set(error, STATUS_CONFIG, "parameter %s of the database URL must be %s",
-                         parameters[i].name, parameters[i].wanted);
-    }
-    return error_set(error, STATUS_CONFIG, "parameter %.*s of the database URL is not supported",
-                     STR_ARG(str_utf8_cut(name, 64)));
+    return wanted ? error_set(error, STATUS_CONFIG, "parameter %.*s of the database URL must be %s",
+                              STR_ARG(name), wanted)
+                  : STATUS_OK;
 }
 
 /* ---- the URL ---- */
@@ -218,25 +194,13 @@ static bool decode(struct arena *arena, struct str s, bool plus_is_space, struct
     return true;
 }
 
-/* Cuts *rest at the first of `stops`, which stays in *rest. */
-static struct str take_until(struct str *rest, const char *stops)
-{
-    size_t len = 0;
-
-    while (len < rest->len && !strchr(stops, rest->ptr[len]))
-        len++;
-    struct str part = str_of(rest->ptr, len);
-    *rest = str_of(rest->ptr + len, rest->len - len);
-    return part;
-}
-
 static enum status add_host(struct db_parsed *parsed, struct str name, struct str port, struct error *error)
 {
     uint64_t number = 5432;
 
     if (parsed->host_count == DB_HOSTS_MAX)
         return error_set(error, STATUS_CONFIG, "more than %d hosts in the database URL", DB_HOSTS_MAX);
-    if (port.len > 0 && (!str_to_u64(port, &number) || number == 0 || number > 65535))
+    if (port.len > 0 && !read_number(port, 65535, &number))
         return error_set(error, STATUS_CONFIG,
                          "the port in the database URL is not a number from 1 to 65535");
     if (name.len > 255)
@@ -251,24 +215,22 @@ static enum status add_host(struct db_parsed *parsed, struct str name, struct st
 /* host, host:port, [v6], [v6]:port, all percent-decoded */
 static enum status parse_host(struct db_parsed *parsed, struct str part, struct error *error)
 {
-    struct str name, port = STR_NONE;
+    struct str name, between = STR_NONE;
 
-    if (part.len > 0 && part.ptr[0] == '[') {
-        part = str_of(part.ptr + 1, part.len - 1);
-        name = take_until(&part, "]");
-        if (part.len == 0)
+    if (str_starts_with(part, STR("["))) {
+        part = str_skip(part, 1);
+        str_split(&part, ']', &name);
+        if (!part.ptr)
             return error_set(error, STATUS_CONFIG, "an IPv6 address in the database URL lacks its ']'");
-        part = str_of(part.ptr + 1, part.len - 1);
-        if (part.len > 0 && part.ptr[0] != ':')
+        str_split(&part, ':', &between);
+        if (between.len > 0)
             return error_set(error, STATUS_CONFIG, "the database URL has text between ']' and the port");
     } else {
-        name = take_until(&part, ":");
+        str_split(&part, ':', &name);
     }
-    if (part.len > 0)
-        port = str_of(part.ptr + 1, part.len - 1);
     if (!decode(&parsed->arena, name, false, &name))
         return error_set(error, STATUS_CONFIG, "a host in the database URL is wrongly percent-encoded");
-    return add_host(parsed, name.len > 0 ? name : STR("localhost"), port, error);
+    return add_host(parsed, name.len > 0 ? name : STR("localhost"), part, error);
 }
 
 /* [user[:password]@]host[:port],… : the last '@' ends the user, so that a password may hold one. */
@@ -279,11 +241,9 @@ static enum status parse_authority(struct db_parsed *parsed, struct str authorit
     enum status status;
 
     if (at) {
-        struct str info = str_of(authority.ptr, (size_t)(at - authority.ptr));
-        authority = str_of(at + 1, authority.len - info.len - 1);
-        struct str user = take_until(&info, ":"), password = STR_NONE;
-        if (info.len > 0)
-            password = str_of(info.ptr + 1, info.len - 1);
+        struct str password = str_of(authority.ptr, (size_t)(at - authority.ptr)), user;
+        authority = str_skip(authority, password.len + 1);
+        str_split(&password, ':', &user);
         if (!decode(&parsed->arena, user, false, &user) ||
             !decode(&parsed->arena, password, false, &password))
             return error_set(error, STATUS_CONFIG,
@@ -308,10 +268,8 @@ static enum status parse_query(struct db_parsed *parsed, struct str query, bool 
     while (query.len > 0 && str_split(&query, '&', &pair)) {
         if (pair.len == 0)
             continue;
-        struct str raw_name = take_until(&pair, "=");
-        struct str raw_value = pair.len > 0 ? str_of(pair.ptr + 1, pair.len - 1) : STR_NONE;
-        if (!decode(&parsed->arena, raw_name, jdbc, &name) ||
-            !decode(&parsed->arena, raw_value, jdbc, &value))
+        str_split(&pair, '=', &name);
+        if (!decode(&parsed->arena, name, jdbc, &name) || !decode(&parsed->arena, pair, jdbc, &value))
             return error_set(error, STATUS_CONFIG,
                              "a parameter in the database URL is wrongly percent-encoded");
         enum status status = set_parameter(parsed, name, value, error);
@@ -326,26 +284,24 @@ static enum status parse_url(struct db_parsed *parsed, struct str url, struct er
     static const struct str schemes[] = {
         {"jdbc:postgresql://", 18}, {"postgresql://", 13}, {"postgres://", 11}, {NULL, 0}};
     unsigned scheme = 0;
-    struct str database;
+    struct str authority, database;
 
     while (schemes[scheme].ptr && !str_starts_with(url, schemes[scheme]))
         scheme++;
     if (!schemes[scheme].ptr)
         return error_set(error, STATUS_CONFIG,
                          "the database URL must begin with jdbc:postgresql:// or postgresql://");
-    struct str rest = str_of(url.ptr + schemes[scheme].len, url.len - schemes[scheme].len);
-    enum status status = parse_authority(parsed, take_until(&rest, "/?"), error);
+    struct str query = str_skip(url, schemes[scheme].len);
+    str_split(&query, '?', &database);
+    str_split(&database, '/', &authority);
+    enum status status = parse_authority(parsed, authority, error);
     if (status != STATUS_OK)
         return status;
-    if (rest.len > 0 && rest.ptr[0] == '/')
-        rest = str_of(rest.ptr + 1, rest.len - 1);
-    if (!decode(&parsed->arena, take_until(&rest, "?"), false, &database))
+    if (!decode(&parsed->arena, database, false, &database))
         return error_set(error, STATUS_CONFIG, "the database's name in the URL is wrongly percent-encoded");
     if (database.len > 0)
         set_keyword(parsed, "dbname", database);
-    if (rest.len > 0)
-        rest = str_of(rest.ptr + 1, rest.len - 1);
-    return parse_query(parsed, rest, scheme == 0, error);
+    return parse_query(parsed, query, scheme == 0, error);
 }
 
 /* "app, public" as SQL: each name quoted, so that it is taken literally; one already in quotes stays as it
@@ -483,7 +439,7 @@ struct db_target db_target_copy(const struct db_target *target, const char *suff
 {
     struct db_target copy = *target;
 
-    copy.name = arena_printf(arena, "%s-%s", target->name, suffix).ptr;
+    copy.name = arena_printf(arena, "%s%s%s", target->name, suffix ? "-" : "", suffix ? suffix : "").ptr;
     copy.url = arena_str(arena, target->url);
     copy.username = arena_str(arena, target->username);
     copy.password = arena_str(arena, target->password);

@@ -22,7 +22,7 @@ static struct str put_fields(struct buf *out, const struct str *fields, unsigned
 {
     for (unsigned i = 0; i < count; i++)
         db_array_put(out, fields[i]);
-    return db_array_str(out);
+    return db_array_end(out);
 }
 
 /* ---- lookups ---- */
@@ -194,7 +194,7 @@ enum status hydration_ledger_store(struct db_conn *conn, const struct hydration_
         if (events[i].kind != HYDRATION_EVENT_UNKNOWN)
             put_event(columns, &events[i]);
     for (size_t i = 0; i < EVENT_COLUMNS; i++)
-        params[i] = db_text_array(db_array_str(&columns[i]));
+        params[i] = db_text_array(db_array_end(&columns[i]));
     params[EVENT_COLUMNS] = DB_END;
     enum status status = db_exec(conn, &store_sql, params, deadline_ns, NULL, error);
     for (size_t i = 0; i < EVENT_COLUMNS; i++)
@@ -262,8 +262,8 @@ enum status hydration_ledger_find_held(struct db_pool *pool, struct str entity_t
         db_array_put(&ids, refs[i].entity_id);
     }
     enum status status = db_pool_query(pool, &find_held_sql,
-                                       DB_PARAMS(db_text(entity_type), db_text_array(db_array_str(&tenants)),
-                                                 db_text_array(db_array_str(&ids))),
+                                       DB_PARAMS(db_text(entity_type), db_text_array(db_array_end(&tenants)),
+                                                 db_text_array(db_array_end(&ids))),
                                        deadline_ns, &rows, error);
     for (size_t i = 0; status == STATUS_OK && i < db_result_rows(rows); i++)
         held[db_result_i64(rows, i, 0) - 1] = true;

@@ -13,13 +13,8 @@ enum status kernel_site_init(struct kernel_site *site, struct kernel *kernel, co
                              struct error *error)
 {
     *site = (struct kernel_site){
-        .kernel = kernel, .target = *target, .migrates = kernel && kernel_migrates(kernel)};
-    site->arena = ARENA(1024);
-    site->target.name = arena_str(&site->arena, str_from(target->name)).ptr;
-    site->target.url = arena_str(&site->arena, target->url);
-    site->target.username = arena_str(&site->arena, target->username);
-    site->target.password = arena_str(&site->arena, target->password);
-    site->target.schema = arena_str(&site->arena, target->schema);
+        .kernel = kernel, .arena = ARENA(1024), .migrates = kernel && kernel_migrates(kernel)};
+    site->target = db_target_copy(target, NULL, &site->arena);
     site->target.fixed_plans = true;
     if (kernel) {
         site->home = loop_group_loop(kernel->loops, 0);

@@ -141,8 +141,8 @@ static void add_settle(struct outbox_claim *claim, struct db_conn *conn)
     }
     db_pipeline_add(conn, &claim->sql->settle,
                     DB_PARAMS(db_uuid(str_from(claim->id)), db_text_array(buf_str(&claim->ids)),
-                              db_text_array(db_array_str(&results)), db_text_array(db_array_str(&pauses)),
-                              db_text_array(db_array_str(&reasons))));
+                              db_text_array(db_array_end(&results)), db_text_array(db_array_end(&pauses)),
+                              db_text_array(db_array_end(&reasons))));
     buf_deinit(&results), buf_deinit(&pauses), buf_deinit(&reasons);
 }
 
@@ -188,7 +188,6 @@ static void take_events(struct outbox_claim *claim, struct db_result *rows)
     claim->count = count;
     claim->events = arena_zalloc(&claim->arena, (count + 1) * sizeof *claim->events);
     claim->results = arena_zalloc(&claim->arena, (count + 1) * sizeof *claim->results);
-    db_array_begin(&claim->ids);
     for (size_t i = 0; i < count; i++) {
         struct outbox_event *event = &claim->events[i];
         unsigned at = id_column;

@@ -397,10 +397,10 @@ void outbox_start(struct outbox *outbox)
 {
     char channel[64];
     write_channel(outbox->config.table, channel);
-    const char *const channels[] = {channel, NULL};
+    const char *kept = arena_str(&outbox->arena, str_from(channel)).ptr;
     outbox->listener = db_listener_create(&(struct db_listener_config){.loop = outbox->config.loop,
                                                                        .target = &outbox->target,
-                                                                       .channels = channels,
+                                                                       .channels = {kept},
                                                                        .on_notice = on_notice,
                                                                        .on_listening = on_listening,
                                                                        .context = outbox});

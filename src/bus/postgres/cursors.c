@@ -48,7 +48,7 @@ enum status bus_direct_ask(struct bus *bus, struct db_conn *conn, struct str top
     for (size_t i = 0; i < count; i++)
         db_array_put_i64(&list, partitions[i]);
     db_pipeline_add(conn, &direct_sql,
-                    DB_PARAMS(db_cstr(group), db_text(topic), db_text(db_array_str(&list))));
+                    DB_PARAMS(db_cstr(group), db_text(topic), db_text(db_array_end(&list))));
     buf_deinit(&list);
     return STATUS_OK;
 }

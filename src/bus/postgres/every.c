@@ -112,8 +112,8 @@ static enum status recheck(struct reader *reader, struct db_conn *conn, struct b
     list_positions(reader, CLOCK_NEVER, lists);
     enum status status = db_query(
         conn, &recheck_sql,
-        DB_PARAMS(db_text(reader->consumer.topic->name), db_text(db_array_str(&lists[LIST_PARTITIONS])),
-                  db_text(db_array_str(&lists[LIST_POSITIONS])), db_text(db_array_str(&lists[LIST_CREATED]))),
+        DB_PARAMS(db_text(reader->consumer.topic->name), db_text(db_array_end(&lists[LIST_PARTITIONS])),
+                  db_text(db_array_end(&lists[LIST_POSITIONS])), db_text(db_array_end(&lists[LIST_CREATED]))),
         deadline_ns, &result, error);
     for (size_t row = 0; status == STATUS_OK && row < db_result_rows(result); row++) {
         unsigned partition = (unsigned)db_result_i64(result, row, 0);
@@ -147,8 +147,8 @@ static enum status read_new(struct reader *reader, struct db_result **result, st
         list_positions(reader, asked_ns, lists);
         status = db_query(
             conn, &read_sql,
-            DB_PARAMS(db_text(consumer->topic->name), db_text(db_array_str(&lists[LIST_PARTITIONS])),
-                      db_text(db_array_str(&lists[LIST_POSITIONS])), db_i64(consumer->spec.batch_max),
+            DB_PARAMS(db_text(consumer->topic->name), db_text(db_array_end(&lists[LIST_PARTITIONS])),
+                      db_text(db_array_end(&lists[LIST_POSITIONS])), db_i64(consumer->spec.batch_max),
                       db_i64((int64_t)consumer->spec.batch_bytes_max)),
             deadline_ns, result, error);
     }

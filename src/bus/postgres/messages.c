@@ -11,7 +11,6 @@
 
 void bus_postgres_put_headers(struct buf *out, const struct bus_message *message)
 {
-    db_array_begin(out);
     for (unsigned i = 0; i < message->header_count; i++) {
         db_array_put(out, message->headers[i].name);
         db_array_put(out, message->headers[i].value);

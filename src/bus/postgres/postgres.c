@@ -135,7 +135,7 @@ static int64_t poll_readers(struct task *task, void *context)
     }
     enum status status =
         db_pool_query(postgres->pool, &poll_sql,
-                      DB_PARAMS(db_text_array(db_array_str(&groups)), db_text_array(db_array_str(&topics))),
+                      DB_PARAMS(db_text_array(db_array_end(&groups)), db_text_array(db_array_end(&topics))),
                       clock_deadline_ms(POLL_MS), &rows, NULL);
     for (size_t i = 0; i < postgres->reader_count; i++) {
         struct reader *reader = postgres->readers[i];
@@ -152,11 +152,10 @@ static int64_t poll_readers(struct task *task, void *context)
 
 static void postgres_start(struct bus *bus)
 {
-    static const char *const channels[] = {POSTGRES_CHANNEL, NULL};
     struct postgres *postgres = (struct postgres *)bus;
     struct db_listener_config listener = {.loop = postgres->config.loop,
                                           .target = &postgres->target,
-                                          .channels = channels,
+                                          .channels = {POSTGRES_CHANNEL},
                                           .on_notice = on_notice,
                                           .on_listening = wake_all,
                                           .context = postgres};

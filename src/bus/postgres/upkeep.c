@@ -232,10 +232,10 @@ int64_t bus_postgres_upkeep(struct task *task, void *context)
     if (status == STATUS_OK) { /* what is looked at every time takes one round trip and one transaction */
         db_pipeline_begin(conn);
         db_pipeline_add(conn, &private_sql, DB_NO_PARAMS);
-        db_pipeline_add(conn, &lag_sql, DB_PARAMS(db_text_array(db_array_str(&groups))));
+        db_pipeline_add(conn, &lag_sql, DB_PARAMS(db_text_array(db_array_end(&groups))));
         db_pipeline_add(
             conn, &oldest_sql,
-            DB_PARAMS(db_text_array(db_array_str(&topics)), db_i64(postgres->config.retention_batch)));
+            DB_PARAMS(db_text_array(db_array_end(&topics)), db_i64(postgres->config.retention_batch)));
         status = db_pipeline_end(conn, deadline_ns, results, 3, NULL, &error);
     }
     buf_deinit(&groups);

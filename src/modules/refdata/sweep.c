@@ -100,12 +100,8 @@ static void sweep_prepare(void *context)
         const struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, code);
         if (!str_eq(tenant, STR("*")) || !dictionary || dictionary->database != database)
             continue;
-        if (buf_len(&sweep->starred) == 0)
-            db_array_begin(&sweep->starred);
         db_array_put(&sweep->starred, code);
     }
-    if (buf_len(&sweep->starred))
-        db_array_end(&sweep->starred);
 }
 
 /* ---- on the worker ---- */
@@ -155,15 +151,14 @@ static enum status read_versions(struct refdata_sweep *sweep, struct db_conn *co
 {
     struct db_result *result = NULL;
     struct buf tenants = {0}, codes = {0};
-    db_array_begin(&tenants), db_array_begin(&codes);
     for (size_t i = 0; i < sweep->pair_count; i++) {
         db_array_put(&tenants, sweep->pairs[i].tenant);
         db_array_put(&codes, sweep->pairs[i].code);
     }
-    db_array_end(&tenants), db_array_end(&codes);
-    enum status status = db_query(conn, &versions_sql,
-                                  DB_PARAMS(db_text_array(buf_str(&tenants)), db_text_array(buf_str(&codes))),
-                                  clock_deadline_ms(SWEEP_TIMEOUT_MS), &result, &sweep->error);
+    enum status status =
+        db_query(conn, &versions_sql,
+                 DB_PARAMS(db_text_array(db_array_end(&tenants)), db_text_array(db_array_end(&codes))),
+                 clock_deadline_ms(SWEEP_TIMEOUT_MS), &result, &sweep->error);
     for (size_t i = 0; status == STATUS_OK && i < sweep->pair_count && i < db_result_rows(result); i++) {
         sweep->pairs[i].committed.version = db_result_i64(result, i, 0);
         sweep->pairs[i].committed.event = refdata_loader_event(result, i, 1);
@@ -192,7 +187,7 @@ static int64_t sweep_step(struct task *task, void *context)
     if (status == STATUS_OK && sweep->pair_count)
         status = read_versions(sweep, conn);
     if (status == STATUS_OK && buf_len(&sweep->starred))
-        status = db_query(conn, &tenants_sql, DB_PARAMS(db_text_array(buf_str(&sweep->starred))),
+        status = db_query(conn, &tenants_sql, DB_PARAMS(db_text_array(db_array_end(&sweep->starred))),
                           clock_deadline_ms(SWEEP_TIMEOUT_MS), &tenants, &sweep->error);
     if (tenants) {
         sweep->found_count = db_result_rows(tenants);

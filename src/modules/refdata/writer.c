@@ -147,7 +147,7 @@ void refdata_columns_bind_arrays(struct refdata_columns *columns, struct db_para
 {
     size_t ends[REFDATA_COLUMNS_MAX];
     for (unsigned column = 0; column < columns->count; column++) {
-        db_array_begin(&columns->arrays);
+        buf_put_char(&columns->arrays, '{');
         for (size_t row = 0; row < columns->rows; row++) {
             struct str value = columns->cells[row * columns->count + column];
             if (value.ptr)

@@ -31,10 +31,9 @@ static void on_listening(void *context)
 
 static struct db_listener *listen_at(struct loop *loop, const struct db_target *target, struct heard *heard)
 {
-    static const char *const channels[] = {"freshet_one", "freshet_Two", NULL};
     struct db_listener_config config = {.loop = loop,
                                         .target = target,
-                                        .channels = channels,
+                                        .channels = {"freshet_one", "freshet_Two"},
                                         .on_notice = on_notice,
                                         .on_listening = on_listening,
                                         .context = heard};
@@ -91,7 +90,6 @@ static void test_notices_arrive(void **state)
 static void test_listeners_of_one_server_share_a_connection(void **state)
 {
     (void)state;
-    static const char *const other_channels[] = {"freshet_other", "freshet_one", NULL};
     struct loop *loop = loop_create(&(struct loop_options){0});
     struct db_server *servers = NULL;
     struct heard first = {0}, second = {0};
@@ -102,7 +100,7 @@ static void test_listeners_of_one_server_share_a_connection(void **state)
     run_until(loop, &first.listening, 1);
     struct db_listener_config config = {.loop = loop,
                                         .target = &target,
-                                        .channels = other_channels,
+                                        .channels = {"freshet_other", "freshet_one"},
                                         .on_notice = on_notice,
                                         .on_listening = on_listening,
                                         .context = &second};
@@ -157,14 +155,13 @@ static void add_a_listener(void *context)
 static void test_a_listener_that_a_callback_adds_listens_by_its_own_answer(void **state)
 {
     (void)state;
-    static const char *const channels[] = {"freshet_first", NULL};
     struct db_server *servers = NULL;
     struct adding adding = {.loop = loop_create(&(struct loop_options){0}), .target = pg_fixture_target()};
     adding.target.server = db_server_find(&servers, &adding.target);
     struct db_listener *first =
         db_listener_create(&(struct db_listener_config){.loop = adding.loop,
                                                         .target = &adding.target,
-                                                        .channels = channels,
+                                                        .channels = {"freshet_first"},
                                                         .on_notice = on_notice,
                                                         .on_listening = add_a_listener,
                                                         .context = &adding});

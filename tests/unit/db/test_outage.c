@@ -255,14 +255,13 @@ static void on_listening(void *context)
 static void test_the_listener_finds_a_restarted_server(void **state)
 {
     (void)state;
-    static const char *const channels[] = {"freshet_one", NULL};
     struct loop *loop = loop_create(&(struct loop_options){0});
     struct db_target target = pg_fixture_target();
     int counts[2] = {0};
     struct db_listener *listener =
         db_listener_create(&(struct db_listener_config){.loop = loop,
                                                         .target = &target,
-                                                        .channels = channels,
+                                                        .channels = {"freshet_one"},
                                                         .on_notice = on_notice,
                                                         .on_listening = on_listening,
                                                         .context = counts});

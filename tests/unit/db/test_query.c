@@ -36,7 +36,6 @@ static void test_every_type_is_bound(void **state)
         DB_STATEMENT("SELECT $1, $2->>'a', $3, $4, $5[1], $5[2] IS NULL, $6, $7, $8, $9, $10");
     struct db_result *result;
     struct buf array = {0};
-    db_array_begin(&array);
     db_array_put(&array, STR("x,\"y\""));
     db_array_put(&array, STR("NULL"));
     db_array_end(&array);
@@ -79,8 +78,7 @@ static void test_parameters_bring_their_types(void **state)
                      " $9 AT TIME ZONE 'UTC', encode($10, 'hex'), cardinality($11), $12 - 1");
     struct buf array = {0}, bytes = {0};
     struct db_result *result;
-    db_array_begin(&array), db_array_put(&array, STR("x")), db_array_put(&array, STR("y\"")),
-        db_array_end(&array);
+    db_array_put(&array, STR("x")), db_array_put(&array, STR("y\"")), db_array_end(&array);
     db_bytes_array_begin(&bytes, 1), db_bytes_array_put(&bytes, STR("\0"));
     for (int round = 0; round < 2; round++) { /* prepared, then found */
         assert_ok(db_pool_query(pool, &types_sql,

@@ -238,11 +238,9 @@ static void test_array_literals_are_escaped(void **state)
 {
     (void)state;
     struct buf out = {0};
-    db_array_begin(&out);
     db_array_end(&out);
     assert_true(str_eq(buf_str(&out), STR("{}")));
     buf_clear(&out);
-    db_array_begin(&out);
     db_array_put(&out, STR("a"));
     db_array_put(&out, STR(""));
     db_array_put(&out, STR("q\"b\\c,{}"));

@@ -63,7 +63,7 @@ static struct str keys_of(const struct entry *entry, struct arena *arena)
     struct buf keys = {0};
     for (size_t i = 0; i < entry->item_count; i++)
         db_array_put(&keys, entry->items[i].key);
-    struct str text = arena_str(arena, db_array_str(&keys));
+    struct str text = arena_str(arena, db_array_end(&keys));
     buf_deinit(&keys);
     return text;
 }

@@ -74,16 +74,14 @@ static void put_back(const struct claim *claim, const struct pair *pair)
 {
     struct error error = {0};
     struct buf ids = {0}, keys = {0};
-    db_array_begin(&ids), db_array_begin(&keys);
     put_ids(claim, pair, &ids);
     for (size_t i = 0; i < pair->count; i++) {
         struct str id = pair->items[i].entity_id;
         db_array_put(&keys, (struct str){id.ptr + pair->code.len + 1, id.len - pair->code.len - 1});
     }
-    db_array_end(&ids), db_array_end(&keys);
     if (db_pool_exec(claim->pool, &put_back_sql,
-                     DB_PARAMS(db_text_array(buf_str(&ids)), db_text(pair->tenant), db_text(pair->code),
-                               db_text_array(pair->is_listed ? buf_str(&keys) : STR_NONE)),
+                     DB_PARAMS(db_text_array(db_array_end(&ids)), db_text(pair->tenant), db_text(pair->code),
+                               db_text_array(pair->is_listed ? db_array_end(&keys) : STR_NONE)),
                      clock_deadline_ms(RUN_MS), NULL, &error) != STATUS_OK)
         log_debug("hydration_changes_stay_claimed",
                   LOG_ERROR_FIELDS(&error)); /* their claim ends by itself */
@@ -138,7 +136,6 @@ static enum status publish_rows(struct claim *claim, struct error *error)
     enum status first_status = STATUS_OK;
     struct error later = {0};
     struct buf ids = {0};
-    db_array_begin(&ids);
     for (struct pair pair = {0}; pair.first < db_result_rows(rows); pair = (struct pair){.first = pair.end}) {
         int64_t now_ns = clock_mono_ns();
         int64_t deadline_ns = now_ns + (claim->deadline_ns - now_ns) / 2; /* there may be other pairs */
@@ -169,8 +166,7 @@ static enum status publish_rows(struct claim *claim, struct error *error)
         if (first_status == STATUS_OK)
             first_status = status, *error = later;
     }
-    db_array_end(&ids);
-    enum status status = db_pool_exec(claim->pool, &finish_sql, DB_PARAMS(db_text_array(buf_str(&ids))),
+    enum status status = db_pool_exec(claim->pool, &finish_sql, DB_PARAMS(db_text_array(db_array_end(&ids))),
                                       clock_deadline_ms(RUN_MS), NULL, &later);
     buf_deinit(&ids);
     if (first_status != STATUS_OK)
@@ -187,17 +183,15 @@ static enum status publish_once(const struct refdata_database *database, bool *f
                           .deadline_ns = clock_deadline_ms(RUN_MS)};
     struct refdata_catalog *catalog = refdata_database_catalog(database);
     struct buf codes = {0}; /* of dictionaries that live in this database and can be read */
-    db_array_begin(&codes);
     for (size_t i = 0; i < catalog->dictionary_count; i++) {
         const struct refdata_dictionary *dictionary = catalog->dictionaries[i];
         if (dictionary->database == database && atomic_load(&dictionary->state) != REFDATA_DISABLED)
             db_array_put(&codes, dictionary->code);
     }
-    db_array_end(&codes);
     refdata_catalog_unref(catalog);
-    enum status status =
-        db_pool_query(claim.pool, &claim_sql, DB_PARAMS(db_i64(ROWS_MAX), db_text_array(buf_str(&codes))),
-                      claim.deadline_ns, &claim.rows, error);
+    enum status status = db_pool_query(claim.pool, &claim_sql,
+                                       DB_PARAMS(db_i64(ROWS_MAX), db_text_array(db_array_end(&codes))),
+                                       claim.deadline_ns, &claim.rows, error);
     buf_deinit(&codes);
     *found = status == STATUS_OK && db_result_rows(claim.rows) > 0;
     FAILPOINT("command.before_publish_changes");

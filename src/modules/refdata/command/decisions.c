@@ -264,8 +264,6 @@ static int64_t decisions_step(struct task *task, void *context)
     struct arena arena = ARENA(4096);
     size_t count = 0;
     (void)task;
-    db_array_begin(&tenant_array);
-    db_array_begin(&event_array);
     pthread_mutex_lock(&decisions->lock);
     struct str *tenants = arena_alloc(&arena, (decisions->waiters.count + 1) * sizeof *tenants);
     MAP_EACH(node, &decisions->waiters) {
@@ -275,10 +273,8 @@ static int64_t decisions_step(struct task *task, void *context)
         db_array_put(&event_array, waiter->event_id);
     }
     pthread_mutex_unlock(&decisions->lock);
-    db_array_end(&tenant_array);
-    db_array_end(&event_array);
-    if (count > 0 &&
-        read_rows(decisions, tenants, buf_str(&tenant_array), buf_str(&event_array), &error) != STATUS_OK)
+    if (count > 0 && read_rows(decisions, tenants, db_array_end(&tenant_array), db_array_end(&event_array),
+                               &error) != STATUS_OK)
         log_warn("decisions_not_read", LOG_STR("database", decisions->database->name),
                  LOG_ERROR_FIELDS(&error));
     arena_deinit(&arena);
@@ -302,7 +298,6 @@ static void *create_decisions(void *owner, struct error *error)
 {
     struct refdata_database *database = owner;
     struct kernel_site *site = &database->site;
-    static const char *const channels[] = {REFDATA_DECISIONS_CHANNEL, CHANGES_CHANNEL, NULL};
     struct refdata_decisions *decisions = database->decisions = memory_zalloc(sizeof *decisions);
     (void)error;
     decisions->database = database;
@@ -315,7 +310,7 @@ static void *create_decisions(void *owner, struct error *error)
         decisions->listener = db_listener_create(&(struct db_listener_config){
             .loop = site->home,
             .target = &site->target,
-            .channels = channels,
+            .channels = {REFDATA_DECISIONS_CHANNEL, CHANGES_CHANNEL},
             .on_notice = on_decision_notice,
             .on_listening = on_listening,
             .context = decisions,

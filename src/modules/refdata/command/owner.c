@@ -81,10 +81,8 @@ static enum status look_up_item(void *context, const struct hydration_need *need
         status = error_set(error, STATUS_DICTIONARY_UNAVAILABLE, "PostgreSQL has not checked its SQL yet");
     if (is_answered && status == STATUS_OK) {
         struct buf keys = {0};
-        db_array_begin(&keys);
         db_array_put(&keys, key);
-        db_array_end(&keys);
-        refdata_primary_read(dictionary, need->tenant, buf_str(&keys), deadline_ns, &answer);
+        refdata_primary_read(dictionary, need->tenant, db_array_end(&keys), deadline_ns, &answer);
         buf_deinit(&keys);
         status = answer.status;
         if (status != STATUS_OK)

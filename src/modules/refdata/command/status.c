@@ -36,10 +36,8 @@ static void send_row(struct http_request *request, const struct refdata_state_ro
 static struct str array_of(struct str element, struct arena *arena)
 {
     struct buf array = {0};
-    db_array_begin(&array);
     db_array_put(&array, element);
-    db_array_end(&array);
-    struct str text = arena_str(arena, buf_str(&array));
+    struct str text = arena_str(arena, db_array_end(&array));
     buf_deinit(&array);
     return text;
 }

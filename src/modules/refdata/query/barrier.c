@@ -182,7 +182,7 @@ bool refdata_barrier_reach(struct http_request *request, const struct refdata_re
         db_array_put(&array, keys[i]);
     demand->version = version;
     demand->code = arena_str(request->arena, reading->holding->code);
-    demand->keys = count ? arena_str(request->arena, db_array_str(&array)) : STR_NONE;
+    demand->keys = count ? arena_str(request->arena, db_array_end(&array)) : STR_NONE;
     buf_deinit(&array);
     request->handler_data = demand;
     refdata_ask_post(request, atomic_load(&refdata->barrier_wait_ms), on_wait_over, wait_for_version, demand);

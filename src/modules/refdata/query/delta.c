@@ -108,7 +108,7 @@ enum status refdata_delta_build(const struct refdata_load *load, const struct re
         struct buf array = {0};
         for (size_t i = 0; i < change->key_count; i++)
             db_array_put(&array, change->keys[i]);
-        status = refdata_provider_load(load->dictionary, load->tenant, db_array_str(&array), conn,
+        status = refdata_provider_load(load->dictionary, load->tenant, db_array_end(&array), conn,
                                        deadline_ns, builder, error);
         buf_deinit(&array);
     }
