@@ -54,13 +54,6 @@ struct str refdata_acceptance_hash(const struct refdata_update *update, struct a
     return arena_str(arena, str_from(hex));
 }
 
-struct refdata_limits refdata_acceptance_limits(const struct refdata_catalog *catalog)
-{
-    const struct refdata_update_settings *settings = &catalog->updates;
-    return (struct refdata_limits){(size_t)settings->items_max, (size_t)settings->key_bytes_max,
-                                   (size_t)settings->payload_bytes_max, (unsigned)settings->depth_max};
-}
-
 enum status refdata_status_of_code(struct str code)
 {
     for (unsigned status = STATUS_OK + 1; status < STATUS_COUNT; status++)

@@ -19,8 +19,6 @@ enum status refdata_acceptance_check(const struct refdata_dictionary *dictionary
                                      const struct refdata_update *update, struct error *error) MUST_CHECK;
 /* update_request.content_hash: the same event with another one is a conflict. */
 struct str refdata_acceptance_hash(const struct refdata_update *update, struct arena *arena);
-/* As the catalog has them now. */
-struct refdata_limits refdata_acceptance_limits(const struct refdata_catalog *catalog);
 
 /* ---- in the database: refdata.accept_updates() ---- */
 

@@ -70,7 +70,8 @@ enum status refdata_catalog_check(const struct config *config, const struct refd
         return config_error_at(config, (struct setting_place){1, 1}, "refdata.postgres", error,
                                "is missing, and so is postgres.jdbcUrl: no database is named");
     for (size_t i = 0; i < settings->postgres.count; i++) {
-        struct refdata_database *database = NULL;
+        const struct db_target target = kernel_postgres_target(&blocks[i]);
+        struct error reason = {0};
         for (size_t j = 0; j < i; j++)
             if (str_eq(blocks[i].name, blocks[j].name))
                 return config_error_at(config, settings->postgres.places[i], "refdata.postgres", error,
@@ -80,12 +81,9 @@ enum status refdata_catalog_check(const struct config *config, const struct refd
             return config_error_at(config, blocks[i].password_place, "refdata.postgres.passwordFromEnv",
                                    error, "the environment variable %s is not set",
                                    blocks[i].password_env.ptr);
-        if (refdata_database_create(&blocks[i], NULL, &database, error) != STATUS_OK) {
-            char message[sizeof error->message];
-            snprintf(message, sizeof message, "%s", error->message);
-            return config_error_at(config, blocks[i].place, "refdata.postgres.jdbcUrl", error, "%s", message);
-        }
-        refdata_database_unref(database);
+        if (db_target_check(&target, &reason) != STATUS_OK)
+            return config_error_at(config, blocks[i].place, "refdata.postgres.jdbcUrl", error, "%s",
+                                   reason.message);
     }
     for (size_t i = 0; status == STATUS_OK && i < settings->dictionaries.count; i++)
         status = check_dictionary(config, settings, i, error);
@@ -113,13 +111,20 @@ enum status refdata_catalog_create(const struct refdata_settings *settings, stru
 {
     struct refdata_catalog *catalog = memory_zalloc(sizeof *catalog);
     atomic_init(&catalog->refs, 1);
+    catalog->arena = ARENA(1024);
+    catalog->cache = settings->cache;
+    catalog->cache.preload.items =
+        arena_alloc(&catalog->arena, (settings->cache.preload.count + 1) * sizeof(struct str));
+    for (size_t i = 0; i < settings->cache.preload.count; i++)
+        catalog->cache.preload.items[i] = arena_str(&catalog->arena, settings->cache.preload.items[i]);
+    catalog->barrier = settings->barrier;
     catalog->updates = settings->updates;
     catalog->watch = settings->watch;
     catalog->outbox = settings->outbox;
     catalog->wait_commit_timeout_ms = settings->wait_commit_timeout_ms;
-    catalog->databases = memory_zalloc((settings->postgres.count + 1) * sizeof(struct refdata_database *));
+    catalog->databases = arena_zalloc(&catalog->arena, (settings->postgres.count + 1) * sizeof(struct refdata_database *));
     catalog->dictionaries =
-        memory_zalloc((settings->dictionaries.count + 1) * sizeof(struct refdata_dictionary *));
+        arena_zalloc(&catalog->arena, (settings->dictionaries.count + 1) * sizeof(struct refdata_dictionary *));
     const struct kernel_postgres *blocks = settings->postgres.items;
     enum status status = STATUS_OK;
     for (size_t i = 0; status == STATUS_OK && i < settings->postgres.count; i++) {
@@ -164,7 +169,6 @@ void refdata_catalog_unref(struct refdata_catalog *catalog)
         refdata_dictionary_unref(catalog->dictionaries[i]);
     for (size_t i = 0; i < catalog->database_count; i++)
         refdata_database_unref(catalog->databases[i]);
-    free(catalog->dictionaries);
-    free(catalog->databases);
+    arena_deinit(&catalog->arena);
     free(catalog);
 }

@@ -1,6 +1,6 @@
 /* The catalog: all dictionaries and databases of one configuration. Immutable; replaced whole on reload, with
- * whatever did not change carried over. Read on every loop through one atomic pointer; elsewhere while it is held by a
- * reference: refdata_catalog_hold(). */
+ * whatever did not change carried over. Read on every loop through one atomic pointer, and valid there until the callback
+ * returns; elsewhere while it is held by a reference: refdata_catalog_hold(). */
 #ifndef FRESHET_REFDATA_CATALOG_H
 #define FRESHET_REFDATA_CATALOG_H
 
@@ -8,6 +8,9 @@
 
 struct refdata_catalog {
     atomic_uint refs;
+    struct arena arena; /* of its arrays, and of the strings of its settings */
+    struct refdata_cache_settings cache;
+    struct refdata_barrier_settings barrier;
     struct refdata_update_settings updates;
     struct refdata_watch_settings watch;
     struct outbox_settings outbox;

@@ -93,26 +93,6 @@ static bool uses_store(const struct kernel *kernel, const void *section)
     return kernel_has_role(kernel, "command");
 }
 
-/* The settings outlive the configuration they came from: their strings are copied. */
-static void take_settings(struct refdata *refdata, const struct refdata_settings *settings)
-{
-    const struct setting_strings *preload = &settings->cache.preload;
-    arena_reset(&refdata->settings_arena);
-    int64_t parallel_reloads = refdata->settings.parallel_reloads;
-    refdata->settings = settings->cache;
-    if (parallel_reloads) /* as many threads as there were at the start */
-        refdata->settings.parallel_reloads = parallel_reloads;
-    refdata->settings.preload.items =
-        arena_alloc(&refdata->settings_arena, (preload->count + 1) * sizeof(struct str));
-    for (size_t i = 0; i < preload->count; i++)
-        refdata->settings.preload.items[i] = arena_str(&refdata->settings_arena, preload->items[i]);
-    refdata->barrier = settings->barrier;
-    atomic_store(&refdata->sweep_interval_ms, settings->cache.sweep_interval_ms);
-    atomic_store(&refdata->first_read_timeout_ms, settings->cache.first_read_timeout_ms);
-    atomic_store(&refdata->barrier_wait_ms, settings->barrier.wait_ms);
-    atomic_store(&refdata->barrier_timeout_ms, settings->barrier.timeout_ms);
-}
-
 /* ---- life ---- */
 
 bool refdata_has_role(const struct refdata *refdata, const char *role)
@@ -169,8 +149,6 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     pthread_mutex_init(&refdata->catalog_lock, NULL);
     atomic_init(&refdata->catalog, catalog);
     atomic_init(&refdata->table, refdata_table_copy(refdata->own));
-    refdata->settings_arena = ARENA(1024);
-    take_settings(refdata, settings);
     /* Room for every parallel load, full and delta, and every database's sweep and checks, so that none of them can hold up
      * another. */
     unsigned threads =
@@ -192,7 +170,6 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
 struct reload {
     struct refdata *refdata;
     struct refdata_catalog *catalog;
-    const struct refdata_settings *settings;
 };
 
 static void free_catalog(void *arg)
@@ -208,7 +185,6 @@ static void reload_on_home(void *arg)
     pthread_mutex_lock(&refdata->catalog_lock);
     struct refdata_catalog *before = atomic_exchange(&refdata->catalog, reload->catalog);
     pthread_mutex_unlock(&refdata->catalog_lock);
-    take_settings(refdata, reload->settings);
     refdata_keeper_adopt(refdata, reload->catalog);
     if (refdata_has_role(refdata, "query"))
         refdata_keeper_preload(refdata);
@@ -221,7 +197,7 @@ static void reload(void *state, struct config *config, const void *section)
 {
     (void)config;
     struct refdata *refdata = state;
-    struct reload reload = {.refdata = refdata, .settings = section};
+    struct reload reload = {.refdata = refdata};
     struct refdata_catalog *before = refdata_catalog_hold(refdata);
     struct error error = {0};
     enum status status = refdata_catalog_create(section, refdata->kernel, before, &reload.catalog, &error);
@@ -258,7 +234,6 @@ static void destroy_refdata(void *state)
     refdata_keeper_clear(refdata);
     cache_drain();
     refdata_catalog_unref(atomic_load(&refdata->catalog));
-    arena_deinit(&refdata->settings_arena);
     pthread_mutex_destroy(&refdata->catalog_lock);
     free(refdata);
 }

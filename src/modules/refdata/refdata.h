@@ -23,14 +23,10 @@ struct refdata {
     _Atomic(struct refdata_catalog *) catalog;
     pthread_mutex_t catalog_lock; /* swapping it, and holding it: refdata_catalog_hold() */
     _Atomic(struct refdata_table *) table;
-    atomic_llong first_read_timeout_ms, barrier_wait_ms, barrier_timeout_ms, sweep_interval_ms;
     atomic_bool query_up;    /* for health */
     atomic_llong post_bytes; /* bodies of updates that wait for their commit */
 
     /* the home loop's alone */
-    struct refdata_cache_settings settings; /* strings in settings_arena */
-    struct arena settings_arena;
-    struct refdata_barrier_settings barrier;
     struct worker_pool *loaders, *readers; /* of loads and sweeps; of questions to the primary */
     struct refdata_table *own;             /* the table readers get copies of */
     struct loop_tick publish_tick;

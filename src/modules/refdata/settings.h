@@ -5,6 +5,7 @@
 #include "base/setting.h"
 #include "kernel/engines.h"
 #include "modules/refdata/adapter/settings.h"
+#include "modules/refdata/update.h"
 #include "outbox/outbox.h"
 
 /* A SQL template and where it stands, for errors. */
@@ -42,7 +43,7 @@ struct refdata_cache_settings {
 };
 
 struct refdata_update_settings { /* of the command and apply roles */
-    int64_t items_max, key_bytes_max, payload_bytes_max, depth_max;
+    struct refdata_limits limits;
     int64_t queue_max, queue_bytes_max, commit_timeout_ms; /* of updates waiting for their commit */
     int64_t batch_max;                                     /* commands in one transaction of apply */
     int64_t attempts_max;                                  /* of one that does not end in time */

@@ -66,13 +66,13 @@ static void sweep_prepare(void *context)
     const struct refdata *refdata = sweep->database->refdata;
     const struct refdata_database *database = sweep->database;
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
-    const struct setting_strings *preload = &refdata->settings.preload;
+    const struct setting_strings *preload = &catalog->cache.preload;
     const struct refdata_table *table = refdata->own;
     int64_t recheck_before_ns = clock_mono_ns() - RECHECK_MS * CLOCK_NS_PER_MS;
     if (sweep->database->is_closing)
         return;
     sweep->is_out = true;
-    sweep->interval_ms = refdata->settings.sweep_interval_ms;
+    sweep->interval_ms = catalog->cache.sweep_interval_ms;
     sweep->arena = ARENA(4096);
     sweep->unchecked =
         arena_alloc(&sweep->arena, (catalog->dictionary_count + 1) * sizeof(struct refdata_dictionary *));

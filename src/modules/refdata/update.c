@@ -242,7 +242,7 @@ enum status refdata_update_open(struct str text, const struct refdata_limits *li
 {
     struct json_value values[MEMBERS] = {{0}};
     struct reading reading = {.values = values, .arena = arena, .error = error};
-    enum status status = json_parse(text, limits->depth_max, body, error);
+    enum status status = json_parse(text, (unsigned)limits->depth_max, body, error);
     if (status != STATUS_OK)
         return status;
     if (body->type != JSON_OBJECT)

@@ -21,8 +21,7 @@ enum refdata_origin {
 };
 
 struct refdata_limits { /* C6 */
-    size_t items_max, key_bytes_max, payload_bytes_max;
-    unsigned depth_max;
+    int64_t items_max, key_bytes_max, payload_bytes_max, depth_max;
 };
 
 struct refdata_update {

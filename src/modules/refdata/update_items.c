@@ -135,7 +135,7 @@ static enum status check_key(const struct check *check, const struct json_value 
     *key = json_str_decode(value->raw, check->arena);
     if (key->len == 0)
         return refuse_item(check, "key", "must not be empty");
-    return key->len > check->limits->key_bytes_max ? refuse_item(check, "key", "is too long") : STATUS_OK;
+    return key->len > (size_t)check->limits->key_bytes_max ? refuse_item(check, "key", "is too long") : STATUS_OK;
 }
 
 /* Its content goes into the hash of all. The order of items counts, since of the same key twice the last wins. */
@@ -168,7 +168,7 @@ static enum status check_item(struct check *check, const struct json_value *item
 
     /* Its size is that of what jsonb prints. Few payloads are long enough for that to be computed. */
     struct str raw = values[PAYLOAD].raw;
-    size_t bytes_max = check->limits->payload_bytes_max;
+    size_t bytes_max = (size_t)check->limits->payload_bytes_max;
     struct hash128 payload = {0, 0};
     if (raw.len == 0 && !is_delete)
         return refuse_item(check, "payload", "is missing");
@@ -198,12 +198,12 @@ enum status refdata_items_check(struct refdata_update *update, const struct refd
     struct json_value item;
     struct json_iter it;
 
-    check.levels = arena_alloc(arena, (limits->depth_max + 1) * sizeof *check.levels);
+    check.levels = arena_alloc(arena, ((size_t)limits->depth_max + 1) * sizeof *check.levels);
     json_iter_init(&it, &update->items);
     for (; json_iter_next(&it, NULL, &item); check.at++) {
-        if (check.at >= limits->items_max)
-            return error_set_field(error, STATUS_PAYLOAD_TOO_LARGE, "items", "items: at most %zu are taken",
-                                   limits->items_max);
+        if (check.at >= (size_t)limits->items_max)
+            return error_set_field(error, STATUS_PAYLOAD_TOO_LARGE, "items", "items: at most %lld are taken",
+                                   (long long)limits->items_max);
         enum status status = check_item(&check, &item);
         if (status != STATUS_OK)
             return status;

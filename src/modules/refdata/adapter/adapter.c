@@ -54,14 +54,14 @@ static bool read_message(const struct refdata_reader *reader, const struct refda
                          struct memo *memo, struct bus_batch *batch, size_t at)
 {
     const struct bus_message *message = &batch->messages[at];
-    const struct refdata_limits limits = refdata_acceptance_limits(catalog);
+    const struct refdata_limits *limits = &catalog->updates.limits;
     struct str traceparent = bus_message_header(message, STR(BUS_HEADER_TRACEPARENT));
     struct intake *intake = &memo->intakes[memo->count];
     struct refdata_dictionary *dictionary;
     struct error error = {0};
     struct trace trace;
     enum status status =
-        refdata_translate(reader->source, message, &limits, &memo->arena, &intake->update, &error);
+        refdata_translate(reader->source, message, limits, &memo->arena, &intake->update, &error);
     if (status == STATUS_OK)
         status = refdata_acceptance_find(catalog, intake->update.dict_code, &dictionary, &error);
     if (status == STATUS_OK && dictionary->database != reader->database)

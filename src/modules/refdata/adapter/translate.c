@@ -227,9 +227,10 @@ static enum status put_items(const struct translation *translation, struct buf *
     else
         json_iter_init(&it, found);
     for (size_t at = 0; !is_only && json_iter_next(&it, NULL, &item); at++) {
-        if (at >= translation->limits->items_max)
+        if (at >= (size_t)translation->limits->items_max)
             return error_set_field(translation->error, STATUS_PAYLOAD_TOO_LARGE, "items",
-                                   "items: at most %zu are taken", translation->limits->items_max);
+                                   "items: at most %lld are taken",
+                                   (long long)translation->limits->items_max);
         if (at)
             buf_put_char(out, ',');
         if (put_item(translation, &item, out) != STATUS_OK)
@@ -298,7 +299,7 @@ enum status refdata_translate(const struct refdata_adapter_source *source, const
     struct str text, code;
     buf_put_char(&out, '{');
     enum status status = message->payload.len > 0
-                             ? json_parse(message->payload, limits->depth_max, &body, error)
+                             ? json_parse(message->payload, (unsigned)limits->depth_max, &body, error)
                              : put_tombstone(&translation, &out);
     if (status == STATUS_OK && message->payload.len > 0) {
         status = source->is_mapped ? take_parts(&translation, &body) : take_members(&translation, &body);

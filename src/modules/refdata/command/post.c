@@ -179,11 +179,11 @@ static enum status read_query(const struct http_request *request, bool *waits, i
  * before the rest of the body. On a loop or a worker: it touches only the post and a catalog that the caller holds. */
 static enum status check_post(struct refdata_post *post, const struct refdata_catalog *catalog)
 {
-    const struct refdata_limits limits = refdata_acceptance_limits(catalog);
+    const struct refdata_limits *limits = &catalog->updates.limits;
     struct json_value body;
     struct str code;
     struct refdata_dictionary *dictionary;
-    enum status status = refdata_update_open(post->body, &limits, &body, &code, &post->arena, &post->error);
+    enum status status = refdata_update_open(post->body, limits, &body, &code, &post->arena, &post->error);
     if (status == STATUS_OK)
         status = refdata_acceptance_find(catalog, code, &dictionary, &post->error);
     if (status != STATUS_OK)
@@ -195,7 +195,7 @@ static enum status check_post(struct refdata_post *post, const struct refdata_ca
     if (scope && !auth_has_scope(post->identity, str_from(scope)))
         return error_set(&post->error, STATUS_INSUFFICIENT_SCOPE,
                          "updating this dictionary needs the scope %s", scope);
-    status = refdata_update_read(&body, REFDATA_FROM_CLIENT, str_from(post->tenant), &limits, &post->arena,
+    status = refdata_update_read(&body, REFDATA_FROM_CLIENT, str_from(post->tenant), limits, &post->arena,
                                  &post->update, &post->error);
     if (status == STATUS_OK)
         status = refdata_acceptance_check(post->dictionary, &post->update, &post->error);

@@ -79,7 +79,7 @@ static void decide(struct refdata_holding *holding, struct refdata_asks *asked,
                 refdata_ask_refuse(ask, STATUS_OVERLOADED, "too many reads from the primary at once");
         } else { /* the whole dictionary: what the reload under way reads from the primary is the answer */
             ask->from_primary = true;
-            ask->expires_ns = clock_deadline_ms(refdata->barrier.timeout_ms);
+            ask->expires_ns = clock_deadline_ms(atomic_load(&refdata->catalog)->barrier.timeout_ms);
             refdata_asks_add(&holding->waiting, ask, clock_mono_ns());
         }
     }
@@ -119,7 +119,7 @@ static void ask_primary(struct refdata_holding *holding)
         return;
     if (barrier->second != second)
         barrier->second = second, barrier->asked_this_second = 0;
-    if (barrier->asked_this_second++ >= (unsigned)refdata->barrier.checks_per_second) {
+    if (barrier->asked_this_second++ >= (unsigned)atomic_load(&refdata->catalog)->barrier.checks_per_second) {
         refdata_asks_refuse(&barrier->queued, STATUS_OVERLOADED,
                             "too many readers demand versions that are not here");
     } else if (refdata_primary_ask(refdata, holding->dictionary, holding->tenant, STR_NONE, on_version,
@@ -166,7 +166,7 @@ static void decide_by_primary(struct refdata_ask *ask)
 static void on_wait_over(struct http_request *request, void *context)
 {
     struct refdata *refdata = context;
-    refdata_ask_post(request, atomic_load(&refdata->barrier_timeout_ms), refdata_ask_late, decide_by_primary,
+    refdata_ask_post(request, atomic_load(&refdata->catalog)->barrier.timeout_ms, refdata_ask_late, decide_by_primary,
                      refdata_demand_of(request));
 }
 
@@ -185,7 +185,7 @@ bool refdata_barrier_reach(struct http_request *request, const struct refdata_re
     demand->keys = count ? arena_str(request->arena, db_array_end(&array)) : STR_NONE;
     buf_deinit(&array);
     request->handler_data = demand;
-    refdata_ask_post(request, atomic_load(&refdata->barrier_wait_ms), on_wait_over, wait_for_version, demand);
+    refdata_ask_post(request, atomic_load(&refdata->catalog)->barrier.wait_ms, on_wait_over, wait_for_version, demand);
     return false;
 }
 

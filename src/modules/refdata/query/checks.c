@@ -44,7 +44,7 @@ struct refdata_checks {
 static bool is_drift_due(const struct refdata_holding *holding)
 {
     const struct refdata_dictionary *dictionary = holding->dictionary;
-    int64_t interval_ns = holding->refdata->settings.drift_check_interval_ms * CLOCK_NS_PER_MS;
+    int64_t interval_ns = atomic_load(&holding->refdata->catalog)->cache.drift_check_interval_ms * CLOCK_NS_PER_MS;
     return dictionary->sql[REFDATA_DRIFT_CHECK].given && !atomic_load(&dictionary->drift_refused) &&
            clock_mono_ns() - holding->drift_checked_at_ns >= interval_ns;
 }
@@ -52,13 +52,13 @@ static bool is_drift_due(const struct refdata_holding *holding)
 /* Not all pods, nor all pairs of one, at the same moment. */
 static int64_t next_audit_ns(const struct refdata *refdata)
 {
-    int64_t interval_ms = refdata->settings.digest_check_ms;
+    int64_t interval_ms = atomic_load(&refdata->catalog)->cache.digest_check_ms;
     return clock_deadline_ms(interval_ms + (int64_t)(random_u64() % (uint64_t)(interval_ms / 4 + 1)));
 }
 
 static bool is_audit_due(struct refdata_holding *holding)
 {
-    if (holding->refdata->settings.digest_check_ms == 0 || !holding->dictionary->delta ||
+    if (atomic_load(&holding->refdata->catalog)->cache.digest_check_ms == 0 || !holding->dictionary->delta ||
         holding->basis != BASIS_HELD || !cache_slot_read(&holding->slot))
         return false;
     if (holding->audit_at_ns == 0)

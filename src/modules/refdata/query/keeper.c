@@ -96,7 +96,7 @@ static bool evict_one(struct refdata *refdata, const struct refdata_holding *spa
 
 void refdata_keeper_trim(struct refdata *refdata, const struct refdata_holding *newest)
 {
-    uint64_t budget = (uint64_t)refdata->settings.memory_bytes_max;
+    uint64_t budget = (uint64_t)atomic_load(&refdata->catalog)->cache.memory_bytes_max;
     while (budget && refdata->memory_bytes > budget && evict_one(refdata, newest, "memory budget"))
         ;
 }
@@ -107,7 +107,7 @@ static struct refdata_holding *hold_pair(struct refdata *refdata, struct str ten
     struct refdata_holding *holding = refdata_table_find(refdata->own, tenant, dictionary->code);
     if (holding)
         return holding;
-    if (refdata->own->count >= (size_t)refdata->settings.entries_max && !evict_one(refdata, NULL, "entries"))
+    if (refdata->own->count >= (size_t)atomic_load(&refdata->catalog)->cache.entries_max && !evict_one(refdata, NULL, "entries"))
         return NULL;
     holding = refdata_holding_create(refdata, tenant, dictionary, loop_group_count(refdata->loops));
     refdata->own = refdata_table_add(refdata->own, holding);
@@ -161,8 +161,8 @@ void refdata_keeper_admit(struct refdata_ask *ask)
 void refdata_keeper_preload(struct refdata *refdata)
 {
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
-    for (size_t i = 0; i < refdata->settings.preload.count; i++) {
-        struct str code = refdata->settings.preload.items[i], tenant;
+    for (size_t i = 0; i < atomic_load(&refdata->catalog)->cache.preload.count; i++) {
+        struct str code = atomic_load(&refdata->catalog)->cache.preload.items[i], tenant;
         str_split(&code, '/', &tenant);
         struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, code);
         if (dictionary && !str_eq(tenant, STR("*"))) /* not switched off; those with a star are the sweep's */

@@ -81,7 +81,7 @@ bool refdata_primary_ask(struct refdata *refdata, struct refdata_dictionary *dic
     question->arena = ARENA(512);
     question->tenant = arena_str(&question->arena, tenant);
     question->keys = arena_str(&question->arena, keys);
-    question->timeout_ms = refdata->barrier.timeout_ms;
+    question->timeout_ms = atomic_load(&refdata->catalog)->barrier.timeout_ms;
     question->on_answer = on_answer;
     question->context = context;
     if (worker_pool_submit(refdata->readers, &question->job))

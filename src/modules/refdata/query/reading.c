@@ -54,7 +54,7 @@ static void miss(struct refdata *refdata, struct http_request *request, struct s
         http_send_error(request, &error);
         return;
     }
-    refdata_ask_post(request, atomic_load(&refdata->first_read_timeout_ms), on_timeout, refdata_keeper_admit,
+    refdata_ask_post(request, atomic_load(&refdata->catalog)->cache.first_read_timeout_ms, on_timeout, refdata_keeper_admit,
                      &(struct refdata_demand){.code = code});
 }
 

@@ -30,7 +30,7 @@ static void run_queue(struct refdata *refdata, struct refdata_queue *queue)
 {
     struct refdata_holding *holding;
     while ((holding = TAILQ_FIRST(&queue->holdings)) != NULL && !refdata->stopping &&
-           queue->running < (unsigned)refdata->settings.parallel_reloads) {
+           queue->running < (unsigned)refdata->first->cache.parallel_reloads) {
         if (!refdata_loader_start(holding, may_be_delta(holding))) { /* its threads are busy stopping */
             refdata_holding_move(holding, HOLDING_WANTED);
             return;
@@ -94,7 +94,7 @@ void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms)
  * share the one at its end. */
 static int64_t pause_ms(const struct refdata_holding *holding)
 {
-    int64_t window_ms = may_be_delta(holding) ? DELTA_WINDOW_MS : holding->refdata->settings.debounce_ms;
+    int64_t window_ms = may_be_delta(holding) ? DELTA_WINDOW_MS : atomic_load(&holding->refdata->catalog)->cache.debounce_ms;
     int64_t debounced_ns = holding->began_ns + window_ms * CLOCK_NS_PER_MS;
     int64_t due_ns = holding->retry_at_ns;
     if (somebody_waits(holding))
@@ -139,7 +139,7 @@ void refdata_schedule_urge(struct refdata_holding *holding, int64_t version)
 
 int64_t refdata_schedule_jitter_ms(const struct refdata *refdata)
 {
-    int64_t jitter_ms = refdata->settings.jitter_ms;
+    int64_t jitter_ms = atomic_load(&refdata->catalog)->cache.jitter_ms;
     return jitter_ms ? (int64_t)(random_u64() % (uint64_t)jitter_ms) : 0;
 }
 
@@ -147,7 +147,7 @@ int64_t refdata_schedule_jitter_ms(const struct refdata *refdata)
 
 static void load_failed(struct refdata_holding *holding, const struct refdata_loaded *loaded)
 {
-    const struct refdata_cache_settings *settings = &holding->refdata->settings;
+    const struct refdata_cache_settings *settings = &atomic_load(&holding->refdata->catalog)->cache;
     bool has_data = cache_slot_read(&holding->slot) != NULL;
     holding->retry.min_ms = settings->retry_min_ms;
     holding->retry.max_ms = settings->retry_max_ms;

@@ -238,7 +238,7 @@ void refdata_watch_ask(struct refdata_watch *watch)
     history->to = history->from = cache_snapshot_info(history->snapshot)->version;
     STAILQ_FOREACH(ask, &watch->asked, next)
         history->from = ask->version < history->from ? ask->version : history->from;
-    history->timeout_ms = watch->refdata->barrier.timeout_ms;
+    history->timeout_ms = atomic_load(&watch->refdata->catalog)->barrier.timeout_ms;
     history->bytes_max = (size_t)refdata_watch_settings(watch->refdata)->buffer_bytes_max;
     if (worker_pool_submit(watch->refdata->readers, &history->job)) {
         watch->refs++;
