@@ -185,7 +185,7 @@ void outbox_log_enqueued(const struct outbox_table *table, struct str event_type
 struct outbox_notifier;
 struct outbox_notifier *outbox_notifier_create(
     const struct outbox_table *table, struct loop *loop,
-    const struct db_target *target);              /* NULL: the target is invalid */
+    const struct db_target *target);                  /* NULL: the target is invalid */
 void outbox_notify(struct outbox_notifier *notifier); /* any thread, after the commit; coalesced */
 void outbox_notifier_destroy(struct outbox_notifier *notifier);
 

@@ -5,7 +5,6 @@
 
 #include "auth/digest.h"
 #include "base/hex.h"
-#include "modules/refdata/provider.h"
 #include "modules/refdata/writer.h"
 
 enum status refdata_acceptance_find(const struct refdata_catalog *catalog, struct str code,
@@ -28,7 +27,7 @@ enum status refdata_acceptance_check(const struct refdata_dictionary *dictionary
 {
     const struct refdata_sql *sql = dictionary->sql;
     enum refdata_field missing = REFDATA_FIELDS;
-    if (dictionary->provider == &refdata_provider_builtin)
+    if (dictionary->is_builtin)
         return STATUS_OK;
     if (update->type == REFDATA_SNAPSHOT) {
         if (!sql[REFDATA_SNAPSHOT_STAGE].given && !sql[REFDATA_SNAPSHOT_REPLACE].given)

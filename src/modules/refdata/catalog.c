@@ -122,9 +122,10 @@ enum status refdata_catalog_create(const struct refdata_settings *settings, stru
     catalog->watch = settings->watch;
     catalog->outbox = settings->outbox;
     catalog->wait_commit_timeout_ms = settings->wait_commit_timeout_ms;
-    catalog->databases = arena_zalloc(&catalog->arena, (settings->postgres.count + 1) * sizeof(struct refdata_database *));
-    catalog->dictionaries =
-        arena_zalloc(&catalog->arena, (settings->dictionaries.count + 1) * sizeof(struct refdata_dictionary *));
+    catalog->databases =
+        arena_zalloc(&catalog->arena, (settings->postgres.count + 1) * sizeof(struct refdata_database *));
+    catalog->dictionaries = arena_zalloc(&catalog->arena, (settings->dictionaries.count + 1) *
+                                                              sizeof(struct refdata_dictionary *));
     const struct kernel_postgres *blocks = settings->postgres.items;
     enum status status = STATUS_OK;
     for (size_t i = 0; status == STATUS_OK && i < settings->postgres.count; i++) {

@@ -56,9 +56,10 @@ struct refdata_database {
     struct refdata_committer *committer; /* command/: makes commits of POSTs */
     struct task *changes;                /* command/: publishes changed items for hydration */
     struct refdata_decisions
-        *decisions;              /* command/: clients that wait for them, and notices between processes */
-    struct refdata_apply *apply; /* apply/ */
-    struct outbox *relay; /* relay/: this, where the role runs, or a notifier that wakes it elsewhere */
+        *decisions;         /* command/: clients that wait for them, and notices between processes */
+    struct task *upkeep;    /* apply/: fails and deletes what is old; NULL where the role does not run */
+    bool is_upkeep_failing; /* the task's: logged once */
+    struct outbox *relay;   /* relay/: this, where the role runs, or a notifier that wakes it elsewhere */
     struct outbox_notifier *relay_notifier;
     struct refdata_adapter *adapter;             /* adapter/ */
     struct refdata_invalidations *invalidations; /* query/: receives new versions */

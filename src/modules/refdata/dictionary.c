@@ -9,7 +9,6 @@
 
 #include "base/hash.h"
 #include "base/memory.h"
-#include "modules/refdata/provider.h"
 
 /* In the order of enum refdata_parameter. */
 static const struct db_name all_names[] = {
@@ -270,7 +269,7 @@ static enum status build(const struct making *making, struct refdata_dictionary 
         dictionary->can_lookup = db_sql_compile(sql, all_names, &dictionary->arena, &dictionary->lookup,
                                                 &offset, NULL) == STATUS_OK;
     }
-    dictionary->provider = builtin ? &refdata_provider_builtin : &refdata_provider_sql;
+    dictionary->is_builtin = builtin;
     dictionary->delta =
         settings->reload == REFDATA_RELOAD_DELTA ||
         (settings->reload == REFDATA_RELOAD_AUTO && (builtin || dictionary->sql[REFDATA_LOAD_KEYS].given));

@@ -35,8 +35,6 @@ struct refdata_sql {
     struct db_statement statement;
 };
 
-struct refdata_provider;
-
 struct refdata_dictionary {
     atomic_uint refs;
     _Atomic(enum refdata_dictionary_state) state;
@@ -45,7 +43,7 @@ struct refdata_dictionary {
     struct str code;
     uint64_t fingerprint; /* of the definition and its database */
     struct refdata_database *database;
-    const struct refdata_provider *provider;
+    bool is_builtin; /* without loadSql: the table refdata.dictionary_item */
     struct refdata_sql sql[REFDATA_FIELDS];
     struct db_statement
         lookup;      /* some keys out of loadSql: loadKeysSql, or loadSql with a condition around it */

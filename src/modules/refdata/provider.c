@@ -63,7 +63,7 @@ enum status refdata_provider_check(struct refdata_dictionary *dictionary, struct
     for (unsigned field = 0; field < REFDATA_FIELDS && status == STATUS_OK; field++)
         if (field != REFDATA_DRIFT_CHECK)
             status = check_field(dictionary, field, conn, deadline_ns, error);
-    if (status != STATUS_OK || dictionary->provider == &refdata_provider_builtin)
+    if (status != STATUS_OK || dictionary->is_builtin)
         return status;
     /* A loadSql that cannot stand inside another statement is no mistake: everything is loaded where some would do. */
     status = db_describe(conn, &dictionary->lookup, columns, &count, deadline_ns, &position, error);
@@ -134,7 +134,7 @@ enum status refdata_provider_load(const struct refdata_dictionary *dictionary, s
                                   struct str keys, struct db_conn *conn, int64_t deadline_ns,
                                   struct cache_builder *builder, struct error *error)
 {
-    bool is_builtin = dictionary->provider == &refdata_provider_builtin;
+    bool is_builtin = dictionary->is_builtin;
     bool is_lookup = keys.ptr && (is_builtin || dictionary->can_lookup);
     const struct db_statement *statement = is_lookup ? &load_builtin_keys_sql : &load_builtin_sql;
     struct db_param params[DB_PARAMS_MAX] = {db_text(tenant), db_text(dictionary->code),

@@ -1,5 +1,5 @@
-/* Providers: where a dictionary's items come from and go to (the seed's DictionaryProvider). All functions are called on a worker,
- * inside the transaction the caller opened. */
+/* Where a dictionary's items come from and go to (the seed's DictionaryProvider): the built-in table, or what its SQL templates say.
+ * All functions are called on a worker, inside the transaction the caller opened. */
 #ifndef FRESHET_REFDATA_PROVIDER_H
 #define FRESHET_REFDATA_PROVIDER_H
 
@@ -19,19 +19,16 @@ struct refdata_write {
     int64_t begun_version; /* of a staged snapshot: deltas since then go on top of it */
 };
 
-/* How a dictionary's items are written. What is refused is the writer's failure: DB_ERROR. */
-struct refdata_provider {
-    /* Deltas of dictionaries of this provider, in the order they are to be applied. */
-    void (*write_deltas)(const struct refdata_write *changes, size_t count, struct refdata_writer *writer);
-    /* Exactly these items. */
-    void (*write_snapshot)(const struct refdata_write *change, struct refdata_writer *writer);
-    /* Exactly what refdata.snapshot_chunk has, and refdata.snapshot_delta on top of it. */
-    void (*write_staged)(const struct refdata_write *change, struct refdata_writer *writer);
-};
+/* ---- writing: what is refused is the writer's failure, DB_ERROR ---- */
 
-extern const struct refdata_provider refdata_provider_sql, refdata_provider_builtin;
+/* In the order they are to be applied. */
+void refdata_write_deltas(const struct refdata_write *changes, size_t count, struct refdata_writer *writer);
+/* Exactly these items. */
+void refdata_write_snapshot(const struct refdata_write *change, struct refdata_writer *writer);
+/* Exactly what refdata.snapshot_chunk has, and refdata.snapshot_delta on top of it. */
+void refdata_write_staged(const struct refdata_write *change, struct refdata_writer *writer);
 
-/* ---- reading: the same for both ---- */
+/* ---- reading ---- */
 
 /* Does PostgreSQL agree with the templates? DB_ERROR = no, with the field and position in the message; anything else = could not
  * be asked. */
@@ -50,7 +47,7 @@ enum status refdata_provider_load(const struct refdata_dictionary *dictionary, s
 enum status refdata_provider_plan_freely(struct db_conn *conn, int64_t deadline_ns,
                                          struct error *error) MUST_CHECK;
 
-/* ---- provider_builtin.c: the last word on each key, out of any number of updates ---- */
+/* ---- the last item of each key, out of any number of updates ---- */
 
 struct refdata_merged {
     const struct refdata_write *change; /* whose pair it belongs to; may be NULL where there is only one */

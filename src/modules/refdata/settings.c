@@ -148,14 +148,14 @@ static const struct setting_row cache_rows[] = {
 
 #define UPDATE_ROW(member) ROW(updates.member)
 static const struct setting_row update_rows[] = {
-    {"items", SETTING_INT, UPDATE_ROW(limits.items_max), "Most items in one update or chunk; past it 413.", "10000",
-     1, 1000000, .reloadable = true},
+    {"items", SETTING_INT, UPDATE_ROW(limits.items_max), "Most items in one update or chunk; past it 413.",
+     "10000", 1, 1000000, .reloadable = true},
     {"keyBytes", SETTING_SIZE, UPDATE_ROW(limits.key_bytes_max), "Longest key; past it 400.", "1024", 1, 1024,
      .reloadable = true},
-    {"payloadBytes", SETTING_SIZE, UPDATE_ROW(limits.payload_bytes_max), "Largest payload of an item; past it 413.",
-     "1MiB", 2, 256 * MIB, .reloadable = true},
-    {"depth", SETTING_INT, UPDATE_ROW(limits.depth_max), "Deepest nesting of an update's JSON; past it 400.", "64",
-     4, 1024, .reloadable = true},
+    {"payloadBytes", SETTING_SIZE, UPDATE_ROW(limits.payload_bytes_max),
+     "Largest payload of an item; past it 413.", "1MiB", 2, 256 * MIB, .reloadable = true},
+    {"depth", SETTING_INT, UPDATE_ROW(limits.depth_max), "Deepest nesting of an update's JSON; past it 400.",
+     "64", 4, 1024, .reloadable = true},
     {"queue", SETTING_INT, UPDATE_ROW(queue_max), "Updates that may wait for their commit; past it 503.",
      "20000", 1, 1000000},
     {"queueBytes", SETTING_SIZE, UPDATE_ROW(queue_bytes_max),

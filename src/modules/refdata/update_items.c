@@ -135,7 +135,8 @@ static enum status check_key(const struct check *check, const struct json_value 
     *key = json_str_decode(value->raw, check->arena);
     if (key->len == 0)
         return refuse_item(check, "key", "must not be empty");
-    return key->len > (size_t)check->limits->key_bytes_max ? refuse_item(check, "key", "is too long") : STATUS_OK;
+    return key->len > (size_t)check->limits->key_bytes_max ? refuse_item(check, "key", "is too long")
+                                                           : STATUS_OK;
 }
 
 /* Its content goes into the hash of all. The order of items counts, since of the same key twice the last wins. */

@@ -164,6 +164,15 @@ void refdata_columns_bind_arrays(struct refdata_columns *columns, struct db_para
     }
 }
 
+void refdata_columns_bind_items(struct refdata_columns *columns, const struct refdata_item *items,
+                                size_t count, struct arena *arena, struct db_param *params)
+{
+    refdata_columns_begin(columns, 2, arena);
+    for (size_t i = 0; i < count; i++)
+        refdata_columns_add(columns, REFDATA_ROW(items[i].key, items[i].payload));
+    refdata_columns_bind_arrays(columns, params);
+}
+
 const struct db_statement *refdata_columns_bind(struct refdata_columns *columns,
                                                 const struct refdata_rows_sql *sql,
                                                 struct db_param params[REFDATA_COLUMNS_MAX + 1])

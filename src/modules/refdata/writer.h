@@ -57,6 +57,16 @@ struct refdata_rows_sql {
     struct db_statement many; /* … from unnest($1, $2) as u (a, b) … */
     struct db_statement one;  /* … from (values ($1, $2)) as u (a, b) … */
 };
+/* Both of a macro that writes the SQL around its rows; ORDERED: their place is one more column. */
+#define REFDATA_ROWS_SQL(sql, values)                                                       \
+    {                                                                                       \
+        DB_STATEMENT(sql("unnest(" values ")")), DB_STATEMENT(sql("(values (" values "))")) \
+    }
+#define REFDATA_ORDERED_SQL(sql, values)                         \
+    {                                                            \
+        DB_STATEMENT(sql("unnest(" values ") with ordinality")), \
+            DB_STATEMENT(sql("(values (" values ", 1))"))        \
+    }
 void refdata_columns_begin(struct refdata_columns *columns, unsigned count, struct arena *arena);
 /* A value for each column; no ptr = NULL. The texts are borrowed until the statement is sent. */
 void refdata_columns_add(struct refdata_columns *columns, const struct str *row);
@@ -71,6 +81,9 @@ const struct db_statement *refdata_columns_bind(struct refdata_columns *columns,
                                                 struct db_param params[REFDATA_COLUMNS_MAX + 1]);
 /* The arrays alone. */
 void refdata_columns_bind_arrays(struct refdata_columns *columns, struct db_param *params);
+/* Those of items: keys, and payloads, of which a deletion has none. */
+void refdata_columns_bind_items(struct refdata_columns *columns, const struct refdata_item *items,
+                                size_t count, struct arena *arena, struct db_param *params);
 void refdata_columns_free(struct refdata_columns *columns);
 
 #endif

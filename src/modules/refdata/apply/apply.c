@@ -103,20 +103,10 @@ static void take_items(struct batch *batch, const struct refdata_update *update,
         entry->items[i] = *merge.at[i].item;
 }
 
-/* Deltas wait for each other, so that those of one provider can be written as one. */
+/* Deltas wait for each other, so that they can be written as one. */
 static void write_deltas(struct batch *batch)
 {
-    static const struct refdata_provider *const providers[] = {&refdata_provider_builtin,
-                                                               &refdata_provider_sql};
-    struct refdata_write *own = arena_alloc(batch->arena, (batch->delta_count + 1) * sizeof *own);
-    for (size_t p = 0; p < 2; p++) {
-        size_t count = 0;
-        for (size_t i = 0; i < batch->delta_count; i++)
-            if (batch->deltas[i].dictionary->provider == providers[p])
-                own[count++] = batch->deltas[i];
-        if (count)
-            providers[p]->write_deltas(own, count, &batch->writer);
-    }
+    refdata_write_deltas(batch->deltas, batch->delta_count, &batch->writer);
     batch->delta_count = 0;
 }
 
@@ -158,7 +148,7 @@ static void decide(struct batch *batch, size_t at)
         .items = entry->items,
         .item_count = entry->item_count};
     if (update->type == REFDATA_SNAPSHOT) {
-        pair->dictionary->provider->write_snapshot(&change, &batch->writer);
+        refdata_write_snapshot(&change, &batch->writer);
         refdata_assembly_raise_floors(batch, pair, revision);
     } else {
         batch->deltas[batch->delta_count++] = change;
@@ -275,7 +265,7 @@ enum status refdata_apply_run(struct refdata_database *database, struct db_conn 
     refdata_batch_open(&batch);
     /* Only small deltas of the built-in table hardly ever fail: they may be left to the commit. */
     for (size_t i = 0; i < batch.pair_count; i++)
-        may_stay_open &= batch.pairs[i]->dictionary->provider == &refdata_provider_builtin;
+        may_stay_open &= batch.pairs[i]->dictionary->is_builtin;
     for (size_t i = 0; i < count; i++) {
         bytes += commands[i].update.items.raw.len;
         may_stay_open &= commands[i].update.type == REFDATA_DELTA && bytes <= OPEN_BYTES_MAX;

@@ -16,22 +16,19 @@
 #define ENSURE(rows)                                                      \
     "insert into refdata.dictionary_meta (tenant_id, dict_code, version)" \
     " select t, d, 0 from " rows " as u (t, d, at) order by at on conflict do nothing"
-static const struct refdata_rows_sql ensure_sql = {DB_STATEMENT(ENSURE("unnest($1, $2) with ordinality")),
-                                                   DB_STATEMENT(ENSURE("(values ($1, $2, 1))"))};
+static const struct refdata_rows_sql ensure_sql = REFDATA_ORDERED_SQL(ENSURE, "$1, $2");
 /* Sorted before they are locked: the order of $1 and $2. */
 #define LOCK(rows)                                                                                         \
     "select m.tenant_id, m.dict_code, m.version, m.last_source_revision,"                                  \
     "       coalesce(m.hydrated_until > clock_timestamp(), false)::text, m.last_event_id"                  \
     " from refdata.dictionary_meta m join " rows " as u (t, d) on m.tenant_id = u.t and m.dict_code = u.d" \
     " order by m.tenant_id collate \"C\", m.dict_code collate \"C\" for update of m"
-static const struct refdata_rows_sql lock_sql = {DB_STATEMENT(LOCK("unnest($1, $2)")),
-                                                 DB_STATEMENT(LOCK("(values ($1, $2))"))};
+static const struct refdata_rows_sql lock_sql = REFDATA_ROWS_SQL(LOCK, "$1, $2");
 #define ASSEMBLING(rows)                                                                            \
     "select distinct s.tenant_id, s.dict_code"                                                      \
     " from refdata.snapshot s join " rows " as u (t, d) on s.tenant_id = u.t and s.dict_code = u.d" \
     " where s.status = 'PENDING'"
-static const struct refdata_rows_sql assembling_sql = {DB_STATEMENT(ASSEMBLING("unnest($1, $2)")),
-                                                       DB_STATEMENT(ASSEMBLING("(values ($1, $2))"))};
+static const struct refdata_rows_sql assembling_sql = REFDATA_ROWS_SQL(ASSEMBLING, "$1, $2");
 /* One row for each chunk whose snapshot is known, by its place in the arrays. The end of a snapshot that took too long
  * does not take the pair's lock, hence this one. */
 static const struct db_statement chunks_sql = DB_STATEMENT(
@@ -48,8 +45,7 @@ static const struct db_statement chunks_sql = DB_STATEMENT(
     "insert into refdata.processed_event (tenant_id, event_id, source)"                            \
     " select t, e::uuid, s from " rows " as u (t, e, s) order by t collate \"C\", e collate \"C\"" \
     " on conflict do nothing returning tenant_id, event_id"
-static const struct refdata_rows_sql process_sql = {DB_STATEMENT(PROCESS("unnest($1, $2, $3)")),
-                                                    DB_STATEMENT(PROCESS("(values ($1, $2, $3))"))};
+static const struct refdata_rows_sql process_sql = REFDATA_ROWS_SQL(PROCESS, "$1, $2, $3");
 /* The same, and the rows. A dead letter ($4 is null) leaves no trace of its event, so that it can be sent again when what was wrong
  * is put right; unless it was accepted. */
 #define PROCESS_UNKNOWN(rows)                                                               \
@@ -69,9 +65,8 @@ static const struct refdata_rows_sql process_sql = {DB_STATEMENT(PROCESS("unnest
     "   from asked join fresh on tenant_id = t and event_id = e where d is not null"        \
     "   order by at on conflict do nothing)"                                                \
     " select tenant_id, event_id from fresh"
-static const struct refdata_rows_sql process_unknown_sql = {
-    DB_STATEMENT(PROCESS_UNKNOWN("unnest($1, $2, $3, $4, $5, $6, $7) with ordinality")),
-    DB_STATEMENT(PROCESS_UNKNOWN("(values ($1, $2, $3, $4, $5, $6, $7, 1))"))};
+static const struct refdata_rows_sql process_unknown_sql =
+    REFDATA_ORDERED_SQL(PROCESS_UNKNOWN, "$1, $2, $3, $4, $5, $6, $7");
 static const struct db_statement outcomes_sql = DB_STATEMENT(
     "select u.at, r.status, r.committed_version, r.error_code, r.error_message, r.snapshot_id, r.content_hash"
     " from unnest($1, $2) with ordinality as u (t, e, at)"

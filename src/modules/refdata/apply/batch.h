@@ -130,15 +130,8 @@ void refdata_assembly_end(const struct assembly *assembly, struct refdata_writer
 /* Adds what is left to be written, and waits for all of it, or leaves it to the commit. */
 enum status refdata_batch_record(struct batch *batch, struct error *error) MUST_CHECK;
 
-/* ---- handler.c: the role's part ---- */
-struct refdata_apply {
-    struct refdata_database *database;
-    struct task *upkeep;
-    bool is_upkeep_failing; /* the task's: logged once */
-};
-
 /* ---- upkeep.c ---- */
-task_run_fn refdata_upkeep_step; /* its context is a struct refdata_apply */
+task_run_fn refdata_upkeep_step; /* its context is the database */
 int64_t refdata_upkeep_interval_ns(const struct refdata_catalog *catalog);
 
 #endif

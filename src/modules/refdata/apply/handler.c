@@ -164,8 +164,7 @@ static enum status apply_memo(struct memo *memo, struct bus_batch *batch)
 
 static void apply_batch(void *context, struct bus_batch *batch)
 {
-    struct refdata_apply *apply = context;
-    struct memo *memo = create_memo(apply->database, batch);
+    struct memo *memo = create_memo(context, batch);
     const struct refdata_command *command = &memo->commands[0];
     const struct refdata_outcome *outcome = &command->outcome;
     for (size_t i = 0; i < batch->count; i++)
@@ -190,8 +189,7 @@ static void apply_batch(void *context, struct bus_batch *batch)
 /* An update whose command is exhausted is decided: it failed. Of the message only its names are read. */
 static void record_given_up(void *context, struct bus_batch *batch)
 {
-    struct refdata_apply *apply = context;
-    struct memo *memo = create_memo(apply->database, batch);
+    struct memo *memo = create_memo(context, batch);
     struct refdata_command *command = &memo->commands[0];
     if (!name_unreadable(batch->messages[0].payload, &memo->arena, &command->update) ||
         owner_of(memo->database, memo->catalog, command->update.dict_code) == OTHER_DATABASE)
@@ -203,7 +201,6 @@ static void record_given_up(void *context, struct bus_batch *batch)
 
 static void batch_committed(void *context, const struct bus_batch *batch, size_t settled)
 {
-    struct refdata_apply *apply = context;
     struct memo *memo = batch->memo;
     (void)settled; /* a batch of ours is settled whole */
     FAILPOINT("apply.after_commit");
@@ -211,7 +208,7 @@ static void batch_committed(void *context, const struct bus_batch *batch, size_t
         return;
     if (batch->is_notice_sent)
         memo->commands[0].waited = false;
-    refdata_apply_report(apply->database, memo->commands, memo->count);
+    refdata_apply_report(context, memo->commands, memo->count);
     for (size_t i = 0; i < memo->count; i++) {
         const struct refdata_command *command = &memo->commands[i];
         if (!command->decided || command->outcome.decision != REFDATA_FAILED)
@@ -237,46 +234,40 @@ static void batch_uncommitted(void *context, const struct bus_batch *batch)
 static void *create_apply(void *owner, struct error *error)
 {
     struct refdata_database *database = owner;
-    const struct refdata_catalog *catalog = database->catalog;
-    struct refdata_apply *apply = database->apply = memory_zalloc(sizeof *apply);
-    apply->database = database;
     refdata_apply_metrics_register();
-    apply->upkeep = kernel_site_task(&database->site, "apply_upkeep", refdata_upkeep_step, apply);
+    database->upkeep = kernel_site_task(&database->site, "apply_upkeep", refdata_upkeep_step, database);
     const struct bus_subscription subscription = {.topic = database->buses.commands_topic,
                                                   .group = database->buses.apply_group,
                                                   .mode = BUS_SHARED,
                                                   .uses_attached = true,
                                                   .from = BUS_FROM_START,
                                                   .backoff_min_ms = BACKOFF_MIN_MS,
-                                                  .batch_max = (unsigned)catalog->updates.batch_max,
+                                                  .batch_max = (unsigned)database->catalog->updates.batch_max,
                                                   .parallel = database->buses.parallel,
-                                                  .context = apply,
+                                                  .context = database,
                                                   .handler = apply_batch,
                                                   .on_given_up = record_given_up,
                                                   .on_committed = batch_committed,
                                                   .on_uncommitted = batch_uncommitted};
     if (bus_subscribe(database->buses.commands, &subscription, error) != STATUS_OK)
         (void)!error_context(error, "apply");
-    return apply;
+    return database;
 }
 
 static void start_apply(void *part)
 {
-    struct refdata_apply *apply = part;
-    task_start(apply->upkeep, refdata_upkeep_interval_ns(apply->database->catalog));
+    const struct refdata_database *database = part;
+    task_start(database->upkeep, refdata_upkeep_interval_ns(database->catalog));
 }
 
 static void stop_apply(void *part)
 {
-    struct refdata_apply *apply = part;
-    task_stop(apply->upkeep, TASK_FOREVER);
+    task_stop(((struct refdata_database *)part)->upkeep, TASK_FOREVER);
 }
 
 static void destroy_apply(void *part)
 {
-    struct refdata_apply *apply = part;
-    task_destroy(apply->upkeep);
-    free(apply);
+    task_destroy(((struct refdata_database *)part)->upkeep);
 }
 
 const struct kernel_part refdata_apply_part = {

@@ -10,8 +10,7 @@
     "  last_event_id = u.e::uuid"                                                  \
     " from " rows " as u (t, d, version, revision, e)"                             \
     " where m.tenant_id = u.t and m.dict_code = u.d"
-static const struct refdata_rows_sql versions_sql = {DB_STATEMENT(VERSIONS("unnest($1, $2, $3, $4, $5)")),
-                                                     DB_STATEMENT(VERSIONS("(values ($1, $2, $3, $4, $5))"))};
+static const struct refdata_rows_sql versions_sql = REFDATA_ROWS_SQL(VERSIONS, "$1, $2, $3, $4, $5");
 /* Ids ascend in the order of the rows, hence within a pair with its versions. */
 #define OUTBOX(rows)                                                                                                 \
     "insert into refdata.outbox_event (tenant_id, event_id, dict_code, version, payload, keys, traceparent,"         \
@@ -28,24 +27,19 @@ static const struct refdata_rows_sql versions_sql = {DB_STATEMENT(VERSIONS("unne
     "   created_at = excluded.created_at, published = false, published_at = null, failed_at = null,"                 \
     "   attempt_count = 0, claim_count = 0, claim_id = null, locked_by = null, locked_until = null,"                 \
     "   next_attempt_at = null, last_error = null"
-static const struct refdata_rows_sql outbox_sql = {
-    DB_STATEMENT(OUTBOX("unnest($1, $2, $3, $4, $5, $6, $7) with ordinality")),
-    DB_STATEMENT(OUTBOX("(values ($1, $2, $3, $4, $5, $6, $7, 1))"))};
+static const struct refdata_rows_sql outbox_sql = REFDATA_ORDERED_SQL(OUTBOX, "$1, $2, $3, $4, $5, $6, $7");
 /* For hydration, where some consumer asked for an item of the dictionary (H4). */
 enum { CHANGE_KEYS_MAX = 1000 }; /* with more, what consumers hold is looked up instead */
 #define CHANGES(rows)                                              \
     "insert into refdata.item_change (tenant_id, dict_code, keys)" \
     " select t, d, keys::text[] from " rows " as u (t, d, keys)"
-static const struct refdata_rows_sql changes_sql = {DB_STATEMENT(CHANGES("unnest($1, $2, $3)")),
-                                                    DB_STATEMENT(CHANGES("(values ($1, $2, $3))"))};
+static const struct refdata_rows_sql changes_sql = REFDATA_ROWS_SQL(CHANGES, "$1, $2, $3");
 #define STATUSES(rows)                                                                              \
     "update refdata.update_request r set status = u.status, committed_version = u.version::bigint," \
     "  error_code = u.code, error_message = u.message, updated_at = clock_timestamp()"              \
     " from " rows " as u (t, e, status, version, code, message)"                                    \
     " where r.tenant_id = u.t and r.event_id = u.e::uuid and r.status = 'PENDING'"
-static const struct refdata_rows_sql statuses_sql = {
-    DB_STATEMENT(STATUSES("unnest($1, $2, $3, $4, $5, $6)")),
-    DB_STATEMENT(STATUSES("(values ($1, $2, $3, $4, $5, $6))"))};
+static const struct refdata_rows_sql statuses_sql = REFDATA_ROWS_SQL(STATUSES, "$1, $2, $3, $4, $5, $6");
 
 /* Fails where such an event is there already. */
 #define INSERT(rows)                                                                                  \
@@ -53,9 +47,8 @@ static const struct refdata_rows_sql statuses_sql = {
     "  error_message, dict_code, source, content_hash, requested_by)"                                 \
     " select t, e::uuid, status, version::bigint, code, message, d, source, hash, requester"          \
     " from " rows "  as u (t, e, status, version, code, message, d, source, hash, requester)"
-static const struct refdata_rows_sql insert_sql = {
-    DB_STATEMENT(INSERT("unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)")),
-    DB_STATEMENT(INSERT("(values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))"))};
+static const struct refdata_rows_sql insert_sql =
+    REFDATA_ROWS_SQL(INSERT, "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10");
 
 /* A text[] as an element, as text: PostgreSQL has no arrays of arrays of different lengths. */
 static struct str keys_of(const struct entry *entry, struct arena *arena)

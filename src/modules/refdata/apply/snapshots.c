@@ -91,23 +91,12 @@ static struct db_param revision_param(struct revision revision)
     return revision.given ? db_i64(revision.value) : db_null(DB_BIGINT);
 }
 
-/* Keys and payloads of items as two arrays; a deletion has no payload. */
-static void bind_items(struct refdata_columns *columns, const struct refdata_item *items, size_t count,
-                       struct arena *arena, struct db_param *params)
-{
-    refdata_columns_begin(columns, 2, arena);
-    for (size_t i = 0; i < count; i++)
-        refdata_columns_add(columns,
-                            REFDATA_ROW(items[i].key, items[i].is_delete ? STR_NONE : items[i].payload));
-    refdata_columns_bind_arrays(columns, params);
-}
-
 void refdata_assembly_record_delta(struct batch *batch, const struct refdata_write *change)
 {
     struct refdata_columns columns;
     struct db_param params[7] = {db_text(change->tenant), db_text(change->dictionary->code),
                                  db_i64(change->version), db_i64(change->epoch_ms), [6] = DB_END};
-    bind_items(&columns, change->items, change->item_count, batch->arena, params + 4);
+    refdata_columns_bind_items(&columns, change->items, change->item_count, batch->arena, params + 4);
     refdata_writer_add(&batch->writer, &delta_sql, params);
     refdata_columns_free(&columns);
 }
@@ -163,7 +152,7 @@ static void complete_snapshot(struct batch *batch, size_t at)
     assembly->decision = REFDATA_COMMITTED;
     assembly->ending = &batch->commands[at];
     refdata_revision_raise(&pair->revision, assembly->revision);
-    pair->dictionary->provider->write_staged(&change, &batch->writer);
+    refdata_write_staged(&change, &batch->writer);
     refdata_assembly_raise_floors(batch, pair, assembly->revision);
 }
 
@@ -196,7 +185,7 @@ static void take_chunk(struct batch *batch, size_t at)
                                  db_uuid(str_from(update->event_id)),
                                  db_cstr(hash),
                                  [8] = DB_END};
-    bind_items(&columns, entry->items, entry->item_count, batch->arena, params + 6);
+    refdata_columns_bind_items(&columns, entry->items, entry->item_count, batch->arena, params + 6);
     refdata_writer_add(&batch->writer, &stage_sql, params);
     refdata_columns_free(&columns);
     if (assembly->received == assembly->chunks_total)

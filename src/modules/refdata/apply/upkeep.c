@@ -102,8 +102,7 @@ int64_t refdata_upkeep_interval_ns(const struct refdata_catalog *catalog)
 
 int64_t refdata_upkeep_step(struct task *task, void *context)
 {
-    struct refdata_apply *apply = context;
-    struct refdata_database *database = apply->database;
+    struct refdata_database *database = context;
     struct refdata_catalog *catalog = refdata_database_catalog(database);
     struct error error = {0};
     struct db_conn *conn = NULL;
@@ -136,8 +135,8 @@ int64_t refdata_upkeep_step(struct task *task, void *context)
     db_release(conn);
     refdata_catalog_unref(catalog);
     bool is_failing = status != STATUS_OK && status != STATUS_CANCELLED;
-    if (is_failing && !apply->is_upkeep_failing)
+    if (is_failing && !database->is_upkeep_failing)
         log_warn("apply_upkeep_failed", LOG_STR("database", database->name), LOG_ERROR_FIELDS(&error));
-    apply->is_upkeep_failing = is_failing;
+    database->is_upkeep_failing = is_failing;
     return interval_ns;
 }

@@ -166,8 +166,8 @@ static void decide_by_primary(struct refdata_ask *ask)
 static void on_wait_over(struct http_request *request, void *context)
 {
     struct refdata *refdata = context;
-    refdata_ask_post(request, atomic_load(&refdata->catalog)->barrier.timeout_ms, refdata_ask_late, decide_by_primary,
-                     refdata_demand_of(request));
+    refdata_ask_post(request, atomic_load(&refdata->catalog)->barrier.timeout_ms, refdata_ask_late,
+                     decide_by_primary, refdata_demand_of(request));
 }
 
 bool refdata_barrier_reach(struct http_request *request, const struct refdata_reading *reading,
@@ -185,7 +185,8 @@ bool refdata_barrier_reach(struct http_request *request, const struct refdata_re
     demand->keys = count ? arena_str(request->arena, db_array_end(&array)) : STR_NONE;
     buf_deinit(&array);
     request->handler_data = demand;
-    refdata_ask_post(request, atomic_load(&refdata->catalog)->barrier.wait_ms, on_wait_over, wait_for_version, demand);
+    refdata_ask_post(request, atomic_load(&refdata->catalog)->barrier.wait_ms, on_wait_over, wait_for_version,
+                     demand);
     return false;
 }
 

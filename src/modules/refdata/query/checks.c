@@ -44,7 +44,8 @@ struct refdata_checks {
 static bool is_drift_due(const struct refdata_holding *holding)
 {
     const struct refdata_dictionary *dictionary = holding->dictionary;
-    int64_t interval_ns = atomic_load(&holding->refdata->catalog)->cache.drift_check_interval_ms * CLOCK_NS_PER_MS;
+    int64_t interval_ns =
+        atomic_load(&holding->refdata->catalog)->cache.drift_check_interval_ms * CLOCK_NS_PER_MS;
     return dictionary->sql[REFDATA_DRIFT_CHECK].given && !atomic_load(&dictionary->drift_refused) &&
            clock_mono_ns() - holding->drift_checked_at_ns >= interval_ns;
 }

@@ -107,7 +107,8 @@ static struct refdata_holding *hold_pair(struct refdata *refdata, struct str ten
     struct refdata_holding *holding = refdata_table_find(refdata->own, tenant, dictionary->code);
     if (holding)
         return holding;
-    if (refdata->own->count >= (size_t)atomic_load(&refdata->catalog)->cache.entries_max && !evict_one(refdata, NULL, "entries"))
+    if (refdata->own->count >= (size_t)atomic_load(&refdata->catalog)->cache.entries_max &&
+        !evict_one(refdata, NULL, "entries"))
         return NULL;
     holding = refdata_holding_create(refdata, tenant, dictionary, loop_group_count(refdata->loops));
     refdata->own = refdata_table_add(refdata->own, holding);

@@ -54,8 +54,8 @@ static void miss(struct refdata *refdata, struct http_request *request, struct s
         http_send_error(request, &error);
         return;
     }
-    refdata_ask_post(request, atomic_load(&refdata->catalog)->cache.first_read_timeout_ms, on_timeout, refdata_keeper_admit,
-                     &(struct refdata_demand){.code = code});
+    refdata_ask_post(request, atomic_load(&refdata->catalog)->cache.first_read_timeout_ms, on_timeout,
+                     refdata_keeper_admit, &(struct refdata_demand){.code = code});
 }
 
 bool refdata_reading_begin(struct http_request *request, const char *const *query,

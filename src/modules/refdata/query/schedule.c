@@ -94,7 +94,8 @@ void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms)
  * share the one at its end. */
 static int64_t pause_ms(const struct refdata_holding *holding)
 {
-    int64_t window_ms = may_be_delta(holding) ? DELTA_WINDOW_MS : atomic_load(&holding->refdata->catalog)->cache.debounce_ms;
+    int64_t window_ms =
+        may_be_delta(holding) ? DELTA_WINDOW_MS : atomic_load(&holding->refdata->catalog)->cache.debounce_ms;
     int64_t debounced_ns = holding->began_ns + window_ms * CLOCK_NS_PER_MS;
     int64_t due_ns = holding->retry_at_ns;
     if (somebody_waits(holding))

@@ -250,6 +250,6 @@ void refdata_get_watch(struct http_request *request)
         http_send_error(request, &error);
     else if (refdata_barrier_pass(request, &reading, NULL, 0) &&
              refdata_barrier_reach(request, &reading, after, NULL, 0))
-        refdata_ask_post(request, 2 * atomic_load(&refdata->catalog)->barrier.timeout_ms, refdata_ask_late, follow,
-                         &(struct refdata_demand){.version = after, .code = reading.holding->code});
+        refdata_ask_post(request, 2 * atomic_load(&refdata->catalog)->barrier.timeout_ms, refdata_ask_late,
+                         follow, &(struct refdata_demand){.version = after, .code = reading.holding->code});
 }

@@ -1,6 +1,5 @@
 /* Definitions: which templates may name which parameters, and where a mistake stands (R15). */
 #include "load.h"
-#include "modules/refdata/provider.h"
 
 #define ONE(lines) FILE_HEAD "    - code: D\n" lines
 #define WITH_LOAD(lines) ONE("      loadSql: select k, v from t where x = :tenantId\n" lines)
@@ -117,20 +116,18 @@ static void where_items_come_from_and_how_they_reload_follows_from_what_is_given
     (void)state;
     static const struct {
         const char *yaml;
-        const struct refdata_provider *provider;
-        bool delta;
+        bool is_builtin, delta;
     } cases[] = {
-        {ONE(""), &refdata_provider_builtin, true},
-        {ONE("      reloadOnEvent: FULL\n"), &refdata_provider_builtin, false},
-        {WITH_LOAD(""), &refdata_provider_sql, false},
-        {WITH_LOAD("      loadKeysSql: select :keys, :tenantId\n"), &refdata_provider_sql, true},
-        {WITH_LOAD("      loadKeysSql: select :keys, :tenantId\n      reloadOnEvent: FULL\n"),
-         &refdata_provider_sql, false},
+        {ONE(""), true, true},
+        {ONE("      reloadOnEvent: FULL\n"), true, false},
+        {WITH_LOAD(""), false, false},
+        {WITH_LOAD("      loadKeysSql: select :keys, :tenantId\n"), false, true},
+        {WITH_LOAD("      loadKeysSql: select :keys, :tenantId\n      reloadOnEvent: FULL\n"), false, false},
     };
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct refdata_catalog *catalog = catalog_of(cases[i].yaml, NULL);
-        assert_ptr_equal(only(catalog)->provider, cases[i].provider);
+        assert_int_equal(only(catalog)->is_builtin, cases[i].is_builtin);
         assert_int_equal(only(catalog)->delta, cases[i].delta);
         assert_int_equal(only(catalog)->state, REFDATA_UNCHECKED);
         refdata_catalog_unref(catalog);
