@@ -71,8 +71,6 @@ struct module {
     /* Home loop, once: the bus of events is open and has not started. Handlers are called until every module has stopped
      * (outboxes need the bus to the end), so what they touch stays until destroy(). */
     enum status (*subscribe)(void *state, struct bus *events, struct error *error);
-    /* Home loop, once, after all have subscribed: the schema stands and the bus runs. Start retention … */
-    void (*on_store)(void *state);
     /* For `freshet outbox`: in the store, or in each of each_database(). NULL-terminated; NULL = none. */
     const struct outbox_table *const *outboxes;
 };

@@ -3,13 +3,11 @@
 #include "kernel/retention.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "base/backoff.h"
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "base/memory.h"
 #include "kernel/kernel_inside.h"
 
 enum {
@@ -20,12 +18,10 @@ enum {
 };
 
 struct retention {
-    struct retention *next;
     struct kernel_site *site;
     struct retention_rule rule;
     struct db_statement statement;
     struct metric_series *deleted_total;
-    struct task *task;
     int64_t deleted;     /* by the last batch */
     int64_t run_deleted; /* by all batches since the interval was over */
     bool is_going_on;    /* the last batch was full */
@@ -85,17 +81,15 @@ static int64_t retention_step(struct task *task, void *context)
 void kernel_retention_add(struct kernel *kernel, const struct retention_rule *rule)
 {
     struct kernel_site *site = &kernel->store->site;
-    struct retention *retention = memory_zalloc(sizeof *retention);
+    struct retention *retention = arena_zalloc(&site->arena, sizeof *retention);
     struct str name = str_from(rule->name);
     int64_t first_ms = rule->interval_ms < FIRST_MS ? rule->interval_ms : FIRST_MS;
     retention->site = site;
     retention->rule = *rule;
     retention->deleted_total = metric_of_deleted(name);
     retention->statement = db_statement_of(str_from(rule->sql));
-    retention->next = site->rules;
-    site->rules = retention;
-    retention->task = kernel_site_task(site, "retention", retention_step, retention);
-    task_start(retention->task, TASK_MS((int64_t)(random_u64() % (uint64_t)(first_ms + 1))));
+    kernel_site_add_task(site, "retention", retention_step, retention,
+                         TASK_MS((int64_t)(random_u64() % (uint64_t)(first_ms + 1))));
 }
 
 static void count_cleaned(void *context, struct str route, int64_t count)
@@ -124,22 +118,4 @@ void kernel_retention_add_keys(struct kernel *kernel, const struct idempotency_t
                                      .context = (void *)(uintptr_t)table, /* only read */
                                  });
     buf_deinit(&sql);
-}
-
-bool kernel_retention_stop(struct kernel_site *site, int64_t grace_ns)
-{
-    bool stopped = true;
-    for (struct retention *retention = site->rules; retention; retention = retention->next)
-        stopped &= task_stop(retention->task, grace_ns);
-    return stopped;
-}
-
-void kernel_retention_destroy(struct kernel_site *site)
-{
-    while (site->rules) {
-        struct retention *retention = site->rules;
-        site->rules = retention->next;
-        task_destroy(retention->task);
-        free(retention);
-    }
 }

@@ -25,16 +25,11 @@ struct retention_rule {
     void (*on_group)(void *context, struct str group, int64_t count);
 };
 
-/* In on_store(), home loop. The rule is copied; its texts and context stay until the module's destroy(). First run within a
+/* In start(). The rule is copied; its texts and context stay until the module's destroy(). First run within a
  * minute at most (jitter), so that a process that is restarted often still cleans up. */
 void kernel_retention_add(struct kernel *kernel, const struct retention_rule *rule);
 /* The rule of a module's stored answers by Idempotency-Key (I6): those that expired go. The table stays as long. */
 void kernel_retention_add_keys(struct kernel *kernel, const struct idempotency_table *table,
                                int64_t interval_ms);
-
-/* ---- site.c ---- */
-struct kernel_site;
-bool kernel_retention_stop(struct kernel_site *site, int64_t grace_ns); /* as task_stop() */
-void kernel_retention_destroy(struct kernel_site *site);                /* all have stopped */
 
 #endif

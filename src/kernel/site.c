@@ -1,11 +1,12 @@
 /* A site's life. What is particular to the store or to a database of refdata is in their tables of parts. */
 #include "kernel/site.h"
 
+#include <stdlib.h>
+
 #include "base/log.h"
 #include "base/memory.h"
 #include "bus/bus_postgres.h"
 #include "kernel/kernel_inside.h"
-#include "kernel/retention.h"
 
 enum { GRACE_MIN_MS = 200 };
 
@@ -111,6 +112,15 @@ struct task *kernel_site_task(const struct kernel_site *site, const char *name, 
         .name = name, .loop = site->home, .pool = site->workers, .run = run, .context = context});
 }
 
+void kernel_site_add_task(struct kernel_site *site, const char *name, task_run_fn *run, void *context,
+                          int64_t delay_ns)
+{
+    if (site->task_count == KERNEL_TASKS_MAX)
+        abort();
+    site->tasks[site->task_count++] =
+        (struct kernel_site_task){kernel_site_task(site, name, run, context), delay_ns};
+}
+
 static bool is_wanted(const struct kernel *kernel, const struct kernel_part *part)
 {
     bool wanted = !part->roles[0];
@@ -155,6 +165,8 @@ enum status kernel_site_run(struct kernel_site *site, const struct kernel_part *
             parts[i]->start(site->made[i]);
     for (size_t i = 0; i < site->outbox_count; i++)
         outbox_start(site->outboxes[i]);
+    for (size_t i = 0; i < site->task_count; i++)
+        task_start(site->tasks[i].task, site->tasks[i].delay_ns);
     atomic_store(&site->is_running, true);
     return STATUS_OK;
 }
@@ -192,10 +204,16 @@ static int64_t grace_left_ms(const struct kernel_site *site)
     return left_ms > GRACE_MIN_MS ? left_ms : GRACE_MIN_MS;
 }
 
+static void stop_tasks(struct kernel_site *site, int64_t grace_ns)
+{
+    for (size_t i = 0; i < site->task_count; i++)
+        (void)task_stop(site->tasks[i].task, grace_ns);
+}
+
 void kernel_site_stop_begin(struct kernel_site *site, int64_t grace_ms)
 {
     site->stop_deadline_ns = clock_deadline_ms(grace_ms > GRACE_MIN_MS ? grace_ms : GRACE_MIN_MS);
-    (void)!kernel_retention_stop(site, 0);
+    stop_tasks(site, TASK_NOW);
     loop_group_call(site->kernel->loops, start_grace, site);
 }
 
@@ -220,7 +238,7 @@ void kernel_site_stop(struct kernel_site *site)
     stop_parts(site, true);
     if (site->pool)
         db_pool_interrupt(site->pool);
-    (void)!kernel_retention_stop(site, TASK_FOREVER);
+    stop_tasks(site, TASK_FOREVER);
     if (site->workers)
         worker_pool_stop(site->workers);
     loop_group_call(site->kernel->loops, end_grace, site); /* after whatever the workers posted */
@@ -232,7 +250,8 @@ void kernel_site_close(struct kernel_site *site)
     while (site->outbox_count > 0)
         outbox_destroy(site->outboxes[--site->outbox_count]);
     destroy_buses(site);
-    kernel_retention_destroy(site);
+    while (site->task_count > 0)
+        task_destroy(site->tasks[--site->task_count].task);
     if (site->workers)
         worker_pool_destroy(site->workers);
     site->workers = NULL;

@@ -6,7 +6,7 @@
  *          ─ stop_begin ─ stop_senders ─ stop ─ close ─ deinit
  *
  * The end, each step while what it needs still works:
- *   1. no retention begins, and the grace runs: when it is over, whatever waits for PostgreSQL or an engine is interrupted;
+ *   1. no run of its tasks begins, and the grace runs: when it is over, whatever waits for PostgreSQL or an engine is interrupted;
  *   2. parts stop in the reverse of their order, outbox engines finish what they claimed, for which the buses must publish;
  *   3. buses stop: handlers of messages run till here; then the parts that their handlers use;
  *   4. the pool is interrupted, the workers end. */
@@ -21,9 +21,8 @@
 #include "outbox/outbox.h"
 
 struct kernel;
-struct retention;
 
-enum { KERNEL_PARTS_MAX = 16, KERNEL_BUSES_MAX = 2, KERNEL_OUTBOXES_MAX = 16 };
+enum { KERNEL_PARTS_MAX = 16, KERNEL_BUSES_MAX = 2, KERNEL_OUTBOXES_MAX = 16, KERNEL_TASKS_MAX = 32 };
 
 /* A part of what a site runs. `part` is what create() returned. */
 struct kernel_part {
@@ -55,8 +54,11 @@ struct kernel_site {
     struct worker_pool *workers; /* made by the owner */
     struct bus *buses[KERNEL_BUSES_MAX];
     struct outbox *outboxes[KERNEL_OUTBOXES_MAX];
-    size_t bus_count, outbox_count, part_count;
-    struct retention *rules; /* retention.c */
+    struct kernel_site_task {
+        struct task *task;
+        int64_t delay_ns;
+    } tasks[KERNEL_TASKS_MAX];
+    size_t bus_count, outbox_count, task_count, part_count;
     const struct kernel_part *const *parts;
     void *made[KERNEL_PARTS_MAX]; /* by the parts' create() */
     int64_t stop_deadline_ns;
@@ -85,6 +87,9 @@ void kernel_site_add_bus(struct kernel_site *site, struct bus *bus);
 /* Its loop, workers and target are the site's. */
 enum status kernel_site_add_outbox(struct kernel_site *site, const struct outbox_config *config,
                                    struct outbox **outbox, struct error *error) MUST_CHECK;
+/* A task that the site starts, `delay_ns` after it runs, and stops before anything else. For work that may be interrupted. */
+void kernel_site_add_task(struct kernel_site *site, const char *name, task_run_fn *run, void *context,
+                          int64_t delay_ns);
 /* A task on the site's loop and workers: the caller's own. */
 struct task *kernel_site_task(const struct kernel_site *site, const char *name, task_run_fn *run,
                               void *context);

@@ -114,10 +114,22 @@ struct bus *kernel_events(struct kernel *kernel)
     return kernel->store ? atomic_load(&kernel->store->events) : NULL;
 }
 
-enum status kernel_outbox_create(struct kernel *kernel, const struct outbox_config *config,
-                                 struct outbox **outbox, struct error *error)
+struct outbox *kernel_outbox_create(struct kernel *kernel, const struct outbox_table *table,
+                                    const struct outbox_settings *settings,
+                                    void (*publish)(void *context, struct outbox_batch *batch), void *context)
 {
-    return kernel_site_add_outbox(&kernel->store->site, config, outbox, error);
+    const struct outbox_config config = {
+        .table = table, .settings = settings, .publish = publish, .context = context};
+    struct outbox *outbox = NULL;
+    struct error error;
+    if (kernel_site_add_outbox(&kernel->store->site, &config, &outbox, &error) != STATUS_OK)
+        abort(); /* the target is valid, since kernel_site_init() has made a pool of it */
+    return outbox;
+}
+
+void kernel_store_task(struct kernel *kernel, const char *name, task_run_fn *run, void *context)
+{
+    kernel_site_add_task(&kernel->store->site, name, run, context, TASK_NOW);
 }
 
 /* ---- the look, on a thread and a connection of its own: a busy database must not look like a dead one ---- */
@@ -267,11 +279,6 @@ static void start_modules(void *part)
 {
     struct kernel_store *store = part;
     atomic_store(&store->events, store->site.buses[0]);
-    for (size_t i = 0; i < store->kernel->module_count; i++) {
-        const struct kernel_module *entry = &store->kernel->modules[i];
-        if (entry->started && entry->module->on_store)
-            entry->module->on_store(entry->state);
-    }
 }
 
 static const struct kernel_part modules_part = {.create = subscribe_modules, .start = start_modules};

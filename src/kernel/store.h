@@ -3,8 +3,8 @@
  * Where: `postgres:` of the file; without it the first database that a module's section names (refdata's). It exists
  * only where a module that uses it runs. The start does not wait for it: a task migrates the schema (or, where migrations are
  * applied by other means, checks it) and retries until it is ready; then, on the home loop, modules subscribe, the bus starts,
- * and on_store() of each module is called. Until then, and whenever PostgreSQL does not answer, requests that need the store
- * get 503.
+ * and with it outboxes, tasks and retention. Until then, and whenever PostgreSQL does not answer, requests that need the store get
+ * 503.
  *
  * refdata has databases of its own; it uses the store only as an owner in hydration. */
 #ifndef FRESHET_KERNEL_STORE_H
@@ -12,12 +12,14 @@
 
 #include "bus/bus.h"
 #include "kernel/kernel.h"
+#include "loop/task.h"
 
 struct outbox;
-struct outbox_config;
+struct outbox_batch;
+struct outbox_settings;
 
 /* ---- for modules: valid from start() to destroy() of a module with keeps_store ---- */
-struct loop *kernel_store_loop(struct kernel *kernel); /* the home loop: timers, notices, on_store() */
+struct loop *kernel_store_loop(struct kernel *kernel); /* the home loop: timers, notices */
 struct db_pool *kernel_store_pool(struct kernel *kernel);
 /* For what the modules do in the background: publishing, delivering, retention, handlers of events. Not for requests. */
 struct worker_pool *kernel_store_workers(struct kernel *kernel);
@@ -31,10 +33,15 @@ struct bus *kernel_events(struct kernel *kernel); /* NULL before subscribe() */
 /* The stream of NATS that has this topic; NULL where PostgreSQL carries events, or the bus chose the name. */
 const char *kernel_events_stream(const struct kernel *kernel, const char *topic);
 bool kernel_events_are_up(const struct kernel *kernel); /* does NATS answer? Always true on PostgreSQL */
-/* In start(): an outbox engine over a table in the store, whose loop, workers and target are the store's. It starts after
- * on_store(), finishes what it claimed before modules stop, and is destroyed after them: a module only wakes it. */
-enum status kernel_outbox_create(struct kernel *kernel, const struct outbox_config *config,
-                                 struct outbox **outbox, struct error *error) MUST_CHECK;
+/* In start(): an outbox engine over a table in the store, whose loop, workers and target are the store's. It starts with the bus,
+ * finishes what it claimed before modules stop, and is destroyed after them: a module only wakes it. */
+struct outbox *kernel_outbox_create(struct kernel *kernel, const struct outbox_table *table,
+                                    const struct outbox_settings *settings,
+                                    void (*publish)(void *context, struct outbox_batch *batch),
+                                    void *context);
+/* In start(): a task on the store's loop and workers. It starts with the bus and has stopped before destroy(); its statements are
+ * interrupted when the process stops. */
+void kernel_store_task(struct kernel *kernel, const char *name, task_run_fn *run, void *context);
 
 /* ---- hydration (hydration/hydration.h), from start() to destroy() ---- */
 struct hydration;

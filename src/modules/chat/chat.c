@@ -198,17 +198,15 @@ struct chat_key chat_key_copy(const struct chat_key *key, struct arena *arena)
 
 static enum status chat_start(struct kernel *kernel, const void *section, void **state, struct error *error)
 {
+    (void)error;
     struct chat *chat = memory_zalloc(sizeof *chat);
     chat->kernel = kernel;
     chat->settings = section;
     chat->keys = (struct idempotency_table){.name = "chat.idempotency_keys",
                                             .ttl_ms = chat->settings->idempotency.ttl_ms,
                                             .expires_inclusive = false};
-    enum status status = chat_publisher_create(chat, error);
-    if (status != STATUS_OK) {
-        free(chat);
-        return status;
-    }
+    chat->publisher =
+        kernel_outbox_create(kernel, &chat_outbox_table, &chat->settings->outbox, chat_publish, chat);
     chat->rooms = chat_rooms_create(chat);
     const struct chat_agent *agents = chat->settings->agents.items;
     for (size_t i = 0; i < chat->settings->agents.count && !chat->agent_callers; i++)
@@ -216,19 +214,14 @@ static enum status chat_start(struct kernel *kernel, const void *section, void *
             chat->agent_callers = worker_pool_create("agents", (unsigned)chat->settings->agent_calls,
                                                      (size_t)chat->settings->agent_calls);
     chat_owner_provide(chat);
-    *state = chat;
-    return STATUS_OK;
-}
-
-static void chat_on_store(void *state)
-{
-    struct chat *chat = state;
     kernel_retention_add_keys(chat->kernel, &chat->keys, chat->settings->idempotency.cleanup_ms);
     kernel_retention_add(chat->kernel,
                          &(struct retention_rule){.name = "chat.event_log",
                                                   .sql = log_cleanup_sql,
                                                   .keep_ms = chat->settings->retention.keep_ms,
                                                   .interval_ms = chat->settings->retention.interval_ms});
+    *state = chat;
+    return STATUS_OK;
 }
 
 static void chat_stop(void *state)
@@ -263,6 +256,5 @@ const struct module chat_module = {
     .provides = (const char *const[]){"chat_session", NULL},
     .each_topic = chat_each_topic,
     .subscribe = chat_publisher_subscribe,
-    .on_store = chat_on_store,
     .outboxes = (const struct outbox_table *const[]){&chat_outbox_table, NULL},
 };

@@ -97,7 +97,7 @@ extern struct metric_family chat_messages_family;
 
 /* ---- publisher.c ---- */
 extern const struct outbox_table chat_outbox_table;
-enum status chat_publisher_create(struct chat *chat, struct error *error) MUST_CHECK;
+void chat_publish(void *chat, struct outbox_batch *batch); /* of the outbox */
 enum status chat_publisher_subscribe(void *chat, struct bus *events, struct error *error) MUST_CHECK;
 
 /* ---- owner.c: sessions for hydration (H6) ---- */

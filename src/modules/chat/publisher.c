@@ -97,7 +97,7 @@ static bool write_message(void *context, const struct outbox_event *event, struc
     return true;
 }
 
-static void publish_events(void *context, struct outbox_batch *batch)
+void chat_publish(void *context, struct outbox_batch *batch)
 {
     struct chat *chat = context;
     FAILPOINT("chat.after_claim");
@@ -116,16 +116,6 @@ static void publish_events(void *context, struct outbox_batch *batch)
     chat_delivery_send(delivery);
     outbox_messages_publish(kernel_events(chat->kernel), batch, write_message, NULL);
     FAILPOINT("chat.after_publish");
-}
-
-enum status chat_publisher_create(struct chat *chat, struct error *error)
-{
-    return kernel_outbox_create(chat->kernel,
-                                &(struct outbox_config){.table = &chat_outbox_table,
-                                                        .settings = &chat->settings->outbox,
-                                                        .context = chat,
-                                                        .publish = publish_events},
-                                &chat->publisher, error);
 }
 
 /* ---- events published by other processes ---- */

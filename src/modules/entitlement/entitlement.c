@@ -7,7 +7,6 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "kernel/retention.h"
-#include "loop/task.h"
 
 enum {
     PARTITIONS = 4,
@@ -207,6 +206,7 @@ static void each_entitlement_topic(const void *section,
 static enum status start_entitlement(struct kernel *kernel, const void *section, void **state,
                                      struct error *error)
 {
+    (void)error;
     struct entitlement *entitlement = memory_zalloc(sizeof *entitlement);
     entitlement->kernel = kernel;
     entitlement->settings = section;
@@ -215,44 +215,14 @@ static enum status start_entitlement(struct kernel *kernel, const void *section,
         .ttl_ms = entitlement->settings->idempotency.ttl_ms,
         .expires_inclusive = true,
     };
-    enum status status = entitlement_publisher_create(entitlement, error);
-    if (status != STATUS_OK) {
-        free(entitlement);
-        return status;
-    }
+    entitlement->outbox = kernel_outbox_create(
+        kernel, &entitlement_outbox_table, &entitlement->settings->outbox, entitlement_publish, entitlement);
     entitlement_change_init(entitlement);
     entitlement_owner_provide(entitlement);
+    kernel_store_task(kernel, "entitlement audit", audit_step, entitlement);
+    kernel_retention_add_keys(kernel, &entitlement->keys, entitlement->settings->idempotency.cleanup_ms);
     *state = entitlement;
     return STATUS_OK;
-}
-
-static void on_entitlement_store(void *state)
-{
-    struct entitlement *entitlement = state;
-    entitlement->audit = task_create(&(struct task_config){.name = "entitlement audit",
-                                                           .loop = kernel_store_loop(entitlement->kernel),
-                                                           .pool = kernel_store_workers(entitlement->kernel),
-                                                           .run = audit_step,
-                                                           .context = entitlement});
-    task_start(entitlement->audit, TASK_NOW);
-    kernel_retention_add_keys(entitlement->kernel, &entitlement->keys,
-                              entitlement->settings->idempotency.cleanup_ms);
-}
-
-static void stop_entitlement(void *state)
-{
-    struct entitlement *entitlement = state;
-    if (entitlement->audit)
-        (void)task_stop(entitlement->audit, TASK_NOW); /* destroy() waits: the pool is interrupted by then */
-}
-
-static void destroy_entitlement(void *state)
-{
-    struct entitlement *entitlement = state;
-    if (entitlement->audit)
-        (void)task_stop(entitlement->audit, TASK_FOREVER);
-    task_destroy(entitlement->audit);
-    free(entitlement);
 }
 
 const struct module entitlement_module = {
@@ -264,11 +234,9 @@ const struct module entitlement_module = {
     .migrations = entitlement_migrations,
     .check = check_settings,
     .start = start_entitlement,
-    .stop = stop_entitlement,
-    .destroy = destroy_entitlement,
+    .destroy = free,
     .keeps_store = true,
     .provides = (const char *const[]){"entitlement", NULL},
     .each_topic = each_entitlement_topic,
-    .on_store = on_entitlement_store,
     .outboxes = (const struct outbox_table *const[]){&entitlement_outbox_table, NULL},
 };

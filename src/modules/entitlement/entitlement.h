@@ -46,7 +46,6 @@ struct entitlement {
     struct hydration_policy hydration; /* of the settings, under this module's name */
     struct metric_series *granted, *revoked;
     struct outbox *outbox;
-    struct task *audit;
 };
 
 /* ---- change.c, read.c ---- */
@@ -61,7 +60,7 @@ void entitlement_owner_provide(struct entitlement *entitlement);
 
 /* ---- event.c ---- */
 extern const struct outbox_table entitlement_outbox_table;
-enum status entitlement_publisher_create(struct entitlement *entitlement, struct error *error) MUST_CHECK;
+void entitlement_publish(void *entitlement, struct outbox_batch *batch); /* of the outbox */
 
 extern struct metric_family entitlement_changes_family;
 extern const struct db_migration entitlement_migrations[]; /* sql/entitlement */

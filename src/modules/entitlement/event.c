@@ -156,20 +156,10 @@ static bool write_event(void *context, const struct outbox_event *event, struct 
     return true;
 }
 
-static void publish_events(void *context, struct outbox_batch *batch)
+void entitlement_publish(void *context, struct outbox_batch *batch)
 {
     struct entitlement *entitlement = context;
     FAILPOINT("entitlement.after_claim");
     outbox_messages_publish(kernel_events(entitlement->kernel), batch, write_event, NULL);
     FAILPOINT("entitlement.after_publish");
-}
-
-enum status entitlement_publisher_create(struct entitlement *entitlement, struct error *error)
-{
-    return kernel_outbox_create(entitlement->kernel,
-                                &(struct outbox_config){.table = &entitlement_outbox_table,
-                                                        .settings = &entitlement->settings->outbox,
-                                                        .context = entitlement,
-                                                        .publish = publish_events},
-                                &entitlement->outbox, error);
 }

@@ -95,31 +95,19 @@ static void publish_events(void *context, struct outbox_batch *batch)
 
 static enum status start_intake(struct kernel *kernel, const void *section, void **state, struct error *error)
 {
+    (void)error;
     struct intake *intake = memory_zalloc(sizeof *intake);
     intake->kernel = kernel;
     intake->settings = section;
     intake->keys = (struct idempotency_table){.name = "intake.idempotency_keys",
                                               .ttl_ms = intake->settings->idempotency.ttl_ms,
                                               .expires_inclusive = false};
-    enum status status = kernel_outbox_create(kernel,
-                                              &(struct outbox_config){.table = &intake_outbox_table,
-                                                                      .settings = &intake->settings->outbox,
-                                                                      .context = intake,
-                                                                      .publish = publish_events},
-                                              &intake->publisher, error);
-    if (status != STATUS_OK) {
-        free(intake);
-        return status;
-    }
+    intake->publisher =
+        kernel_outbox_create(kernel, &intake_outbox_table, &intake->settings->outbox, publish_events, intake);
+    kernel_retention_add_keys(kernel, &intake->keys, intake->settings->idempotency.cleanup_ms);
     intake_owner_provide(intake);
     *state = intake;
     return STATUS_OK;
-}
-
-static void on_intake_store(void *state)
-{
-    struct intake *intake = state;
-    kernel_retention_add_keys(intake->kernel, &intake->keys, intake->settings->idempotency.cleanup_ms);
 }
 
 const struct module intake_module = {
@@ -134,6 +122,5 @@ const struct module intake_module = {
     .keeps_store = true,
     .provides = (const char *const[]){"item", NULL},
     .each_topic = each_intake_topic,
-    .on_store = on_intake_store,
     .outboxes = (const struct outbox_table *const[]){&intake_outbox_table, NULL},
 };

@@ -15,7 +15,6 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "loop/task.h"
 #include "modules/notification/notification.h"
 #include "outbox/messages.h"
 
@@ -269,16 +268,6 @@ static void publish_requeued(void *context, struct outbox_batch *batch)
             log_info("notification_requeued", LOG_STR("dlqId", batch->events[i].id));
 }
 
-enum status notification_requeue_create(struct notification *notification, struct error *error)
-{
-    return kernel_outbox_create(notification->kernel,
-                                &(struct outbox_config){.table = &requeue_table,
-                                                        .settings = &requeue_settings,
-                                                        .context = notification,
-                                                        .publish = publish_requeued},
-                                &notification->requeue, error);
-}
-
 /* ---- counting ---- */
 
 /* By the partial indexes of dead ones. */
@@ -304,13 +293,9 @@ static int64_t measure_dead_step(struct task *task, void *context)
     return TASK_MS(MEASURE_INTERVAL_MS);
 }
 
-void notification_dead_measure(struct notification *notification)
+void notification_dead_letters_create(struct notification *notification)
 {
-    notification->measure_dead =
-        task_create(&(struct task_config){.name = "notification dead letters",
-                                          .loop = kernel_store_loop(notification->kernel),
-                                          .pool = kernel_store_workers(notification->kernel),
-                                          .run = measure_dead_step,
-                                          .context = notification});
-    task_start(notification->measure_dead, TASK_NOW);
+    (void)kernel_outbox_create(notification->kernel, &requeue_table, &requeue_settings, publish_requeued,
+                               notification);
+    kernel_store_task(notification->kernel, "notification dead letters", measure_dead_step, notification);
 }

@@ -24,7 +24,7 @@
 /* What the table gives beside payload and type. */
 enum { EXTRA_EVENT_ID, EXTRA_TENANT, EXTRA_TRACEPARENT };
 
-static const struct outbox_table delivery_table = {
+const struct outbox_table notification_delivery_table = {
     .module = "notification",
     .name = "notification.notifications",
     .id = {"notification_id", "uuid"},
@@ -158,7 +158,7 @@ static void send_webhooks(const struct notification_webhook_settings *webhook, s
 
 /* ---- the engine ---- */
 
-static void deliver(void *context, struct outbox_batch *batch)
+void notification_deliver(void *context, struct outbox_batch *batch)
 {
     static const char *const result_names[] = {[OUTBOX_DONE] = "sent",
                                                [OUTBOX_RETRY] = "retried",
@@ -179,14 +179,4 @@ static void deliver(void *context, struct outbox_batch *batch)
                                      (struct str[]){str_from(channel_names[channel]),
                                                     str_from(result_names[batch->results[i].kind])}),
                    1);
-}
-
-enum status notification_delivery_create(struct notification *notification, struct error *error)
-{
-    return kernel_outbox_create(notification->kernel,
-                                &(struct outbox_config){.table = &delivery_table,
-                                                        .settings = &notification->settings->delivery.engine,
-                                                        .context = notification,
-                                                        .publish = deliver},
-                                &notification->delivery, error);
 }

@@ -7,7 +7,6 @@
 #include "base/memory.h"
 #include "fetch/fetch.h"
 #include "kernel/retention.h"
-#include "loop/task.h"
 
 /* ---- settings: the seed's names ---- */
 
@@ -254,17 +253,16 @@ static void each_notification_topic(const void *section,
 static enum status start_notification(struct kernel *kernel, const void *section, void **state,
                                       struct error *error)
 {
+    (void)error;
     struct notification *notification = memory_zalloc(sizeof *notification);
     notification->kernel = kernel;
     notification->settings = section;
     notification_titles_init(notification);
-    enum status status = notification_delivery_create(notification, error);
-    if (status == STATUS_OK)
-        status = notification_requeue_create(notification, error);
-    if (status != STATUS_OK) {
-        free(notification);
-        return status;
-    }
+    notification->delivery =
+        kernel_outbox_create(kernel, &notification_delivery_table, &notification->settings->delivery.engine,
+                             notification_deliver, notification);
+    notification_dead_letters_create(notification);
+    add_retention(notification);
     *state = notification;
     return STATUS_OK;
 }
@@ -273,27 +271,6 @@ static enum status subscribe_notification(void *state, struct bus *events, struc
 {
     enum status status = notification_consumer_subscribe(state, events, error);
     return status == STATUS_OK ? notification_dead_letters_subscribe(state, events, error) : status;
-}
-
-static void on_notification_store(void *state)
-{
-    struct notification *notification = state;
-    add_retention(notification);
-    notification_dead_measure(notification);
-}
-
-static void stop_notification(void *state)
-{
-    struct notification *notification = state;
-    if (notification->measure_dead)
-        (void)task_stop(notification->measure_dead, TASK_FOREVER);
-}
-
-static void destroy_notification(void *state)
-{
-    struct notification *notification = state;
-    task_destroy(notification->measure_dead);
-    free(notification);
 }
 
 const struct module notification_module = {
@@ -309,11 +286,9 @@ const struct module notification_module = {
     .migrations = notification_migrations,
     .check = check_settings,
     .start = start_notification,
-    .stop = stop_notification,
-    .destroy = destroy_notification,
+    .destroy = free,
     .reads_events = true,
     .keeps_store = true,
     .each_topic = each_notification_topic,
     .subscribe = subscribe_notification,
-    .on_store = on_notification_store,
 };

@@ -13,7 +13,7 @@
  *   inbox.c         GET /v1/users/{user_id}/notifications and the debug inbox
  *   notification.c  settings, retention, life, health
  *
- * Threads: subscribe() and on_store() run on the store's loop, handlers and deliveries on its workers, requests on the kernel's.
+ * Threads: subscribe() runs on the store's loop, handlers and deliveries on its workers, requests on the kernel's.
  * What they share is constant after start() but for the engines, which are made before the loops run. */
 #ifndef FRESHET_MODULES_NOTIFICATION_NOTIFICATION_H
 #define FRESHET_MODULES_NOTIFICATION_NOTIFICATION_H
@@ -66,8 +66,7 @@ struct str notification_webhook_secret(const struct notification_webhook_setting
 struct notification {
     struct kernel *kernel;
     const struct notification_settings *settings; /* as at the start; stay till destroy() */
-    struct outbox *delivery, *requeue;
-    struct task *measure_dead;
+    struct outbox *delivery;
     struct hydration_policy titles, titles_no_wait;
     _Atomic int64_t no_wait_until_ns; /* the owner of items did not answer */
     _Atomic int64_t no_wait_next_ns;  /* until then: the next lookup */
@@ -85,14 +84,14 @@ enum status notification_consumer_subscribe(struct notification *notification, s
 
 /* ---- delivery.c ---- */
 extern struct metric_family notification_deliveries_family, notification_delivery_seconds_family;
-enum status notification_delivery_create(struct notification *notification, struct error *error) MUST_CHECK;
+extern const struct outbox_table notification_delivery_table;
+void notification_deliver(void *notification, struct outbox_batch *batch);
 
 /* ---- dead_letters.c ---- */
 extern struct metric_family notification_dead_letters_family, notification_dead_family;
 enum status notification_dead_letters_subscribe(struct notification *notification, struct bus *bus,
                                                 struct error *error) MUST_CHECK;
-enum status notification_requeue_create(struct notification *notification, struct error *error) MUST_CHECK;
-void notification_dead_measure(struct notification *notification); /* on the store's loop, in on_store() */
+void notification_dead_letters_create(struct notification *notification); /* requeueing and counting */
 
 /* ---- inbox.c ---- */
 extern const struct http_route notification_routes[];
