@@ -64,7 +64,7 @@ void load_file_close(struct load_file *file)
 
 static bool read_line(struct load_file *file, struct str *line)
 {
-    static const struct str mark = {"\xEF\xBB\xBF", 3};
+    static const struct str byte_order_mark = {"\xEF\xBB\xBF", 3};
     ssize_t len = getline(&file->line, &file->line_capacity, file->stream);
     if (len < 0)
         return false;
@@ -73,8 +73,8 @@ static bool read_line(struct load_file *file, struct str *line)
         line->len--;
     if (str_ends_with(*line, STR("\r")))
         line->len--;
-    if (file->line_number++ == 0 && str_starts_with(*line, mark))
-        *line = str_of(line->ptr + mark.len, line->len - mark.len);
+    if (file->line_number++ == 0 && str_starts_with(*line, byte_order_mark))
+        *line = str_skip(*line, byte_order_mark.len);
     return true;
 }
 

@@ -52,13 +52,10 @@ struct stream_config {
     struct loop_group *loops;
     struct loop *owner;
     struct stream_limits limits;
-    /* Lines with a subscriber's position: at its beginning when there is nothing to catch up with, and when it
-     * has been quiet. On any loop. */
-    void (*put_greeting)(struct buf *out, int64_t position);
-    void (*put_heartbeat)(struct buf *out, int64_t position);
+    /* Lines with a subscriber's position as %lld: at its beginning when there is nothing to catch up with; when it has been quiet;
+     * when it is cut off, having everything up to that position (NULL = no such line). */
+    const char *greeting, *heartbeat, *goodbye;
     bool greets_all; /* every subscriber gets the greeting, once it has caught up */
-    /* The last line of a subscriber that is cut off: it has everything up to `position`. NULL = no such line. */
-    void (*put_goodbye)(struct buf *out, int64_t position);
     /* On the owner, for those admitted as is_paged: what follows `after`? Answered on the owner too, once, by
      * stream_page_give() or stream_page_refuse(), also when the process is stopping. */
     void (*read_page)(void *context, struct stream_subscriber *subscriber, int64_t after);

@@ -21,12 +21,12 @@ static bool is_left_behind(const struct stream_subscriber *subscriber, const str
 static bool cut_off(struct stream_subscriber *subscriber)
 {
     metric_add(subscriber->topic->config.cuts, 1);
-    if (!subscriber->topic->config.put_goodbye)
+    if (!subscriber->topic->config.goodbye)
         return false;
     const struct stream_segment *current = subscriber->opening ? subscriber->opening : subscriber->at;
     struct buf rest = {0};
     buf_put(&rest, current->bytes + subscriber->offset, current->len - subscriber->offset);
-    subscriber->topic->config.put_goodbye(&rest, subscriber->at->to);
+    buf_printf(&rest, subscriber->topic->config.goodbye, (long long)subscriber->at->to);
     struct stream_segment *last =
         stream_segment_create(&(struct stream_step){.lines = current->lines, .bytes = buf_str(&rest)});
     buf_deinit(&rest);
@@ -167,9 +167,9 @@ static enum http_source_state say_where(struct stream_subscriber *subscriber, st
     if (local->is_closed)
         return HTTP_SOURCE_END;
     if (subscriber->greets && (config->greets_all || !has_given))
-        config->put_greeting(out, subscriber->at->to);
+        buf_printf(out, config->greeting, (long long)subscriber->at->to);
     else if (subscriber->beats != local->beats && !has_given)
-        config->put_heartbeat(out, subscriber->at->to);
+        buf_printf(out, config->heartbeat, (long long)subscriber->at->to);
     subscriber->greets = false;
     subscriber->beats = local->beats;
     return HTTP_SOURCE_WAIT;
@@ -185,7 +185,7 @@ static enum http_source_state wait_for_page(struct stream_subscriber *subscriber
     if (subscriber->is_refused)
         return HTTP_SOURCE_FAIL;
     if (subscriber->beats != local->beats && !has_given)
-        config->put_heartbeat(out, subscriber->position);
+        buf_printf(out, config->heartbeat, (long long)subscriber->position);
     subscriber->beats = local->beats;
     if (!subscriber->is_asking) {
         subscriber->is_asking = true;

@@ -93,15 +93,15 @@ struct chat_choice chat_agent_choose(const struct chat_settings *settings, struc
 
 struct str chat_agent_fill(struct str reply, struct str content, size_t bytes_max, struct arena *arena)
 {
-    static const struct str mark = {"{content}", 9};
+    static const struct str placeholder = {"{content}", 9};
     struct buf text = {0};
     while (reply.len && buf_len(&text) <= bytes_max) {
-        const char *at = memmem(reply.ptr, reply.len, mark.ptr, mark.len);
+        const char *at = memmem(reply.ptr, reply.len, placeholder.ptr, placeholder.len);
         size_t before = at ? (size_t)(at - reply.ptr) : reply.len;
         buf_put(&text, reply.ptr, before);
         if (at)
             buf_put_str(&text, content);
-        size_t taken = before + (at ? mark.len : 0);
+        size_t taken = before + (at ? placeholder.len : 0);
         reply = str_of(reply.ptr + taken, reply.len - taken);
     }
     struct str filled = arena_str(arena, str_utf8_cut(buf_str(&text), bytes_max));

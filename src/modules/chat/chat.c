@@ -139,7 +139,7 @@ static void chat_each_topic(const void *section, void (*fn)(const struct kernel_
                             void *arg)
 {
     (void)section;
-    /* Relaxed: a crash that loses messages loses the outbox's marks too, so they are published again. */
+    /* Relaxed: a crash that loses messages loses their results in the outbox too, so they are published again. */
     fn(&(struct kernel_topic){.topic = {.name = CHAT_TOPIC, .partitions = PARTITIONS, .relaxed = true}}, arg);
 }
 

@@ -39,9 +39,7 @@ struct stream_segment *chat_page_segment(const struct chat_page *page, int64_t a
 void chat_line_put(struct buf *out, enum chat_format format, int64_t sequence, struct str line);
 extern const struct chat_lines {
     struct str content_type;
-    void (*put_up_to_date)(struct buf *out, int64_t sequence);
-    void (*put_heartbeat)(struct buf *out, int64_t sequence);
-    void (*put_cut_off)(struct buf *out, int64_t sequence);
+    const char *up_to_date, *heartbeat, *cut_off; /* with the sequence as %lld */
 } chat_lines[CHAT_FORMATS];
 
 /* ---- rooms.c ---- */

@@ -12,8 +12,6 @@
 #include "base/memory.h"
 #include "base/uuid.h"
 #include "modules/entitlement/entitlement.h"
-#include "modules/entitlement/event.h"
-
 enum { CHANGE_MS = 10000 }; /* half of it at most for a twin in another process */
 
 struct metric_family entitlement_changes_family = {

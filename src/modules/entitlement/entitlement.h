@@ -58,12 +58,31 @@ http_step_fn entitlement_sku_prepare; /* of the route of grants */
 /* ---- as an entity (H6) ---- */
 void entitlement_owner_provide(struct entitlement *entitlement);
 
-/* ---- event.c ---- */
+/* ---- event.c: events as they stand in the outbox (JSON) and on the bus (protobuf, api/entitlement.proto) ---- */
 extern const struct outbox_table entitlement_outbox_table;
 void entitlement_publish(void *entitlement, struct outbox_batch *batch); /* of the outbox */
 
+/* Of the row; the payload must have the same. */
+struct entitlement_event_row {
+    struct str event_id, event_type, tenant_id;
+};
+
+struct entitlement_event {
+    struct str message;     /* protobuf */
+    struct str occurred_at; /* RFC 3339 */
+};
+
+/* Encodes a payload; texts in the arena. False with *reason when it is not valid: it can never be published. */
+bool entitlement_event_encode(struct str payload, const struct entitlement_event_row *row,
+                              struct arena *arena, struct entitlement_event *event, const char **reason);
+
+/* "tenant/user/sku", as outbox_key() writes it: the aggregate's name in the outbox, and the key on the bus. */
+struct str entitlement_aggregate_key(struct str tenant, struct str user, struct str sku, struct arena *arena);
+/* The part of a key after the tenant, "user/sku", decoded into the arena. False where the function above would write it
+ * differently. */
+bool entitlement_id_read(struct str id, struct arena *arena, struct str *user, struct str *sku);
+
 extern struct metric_family entitlement_changes_family;
 extern const struct db_migration entitlement_migrations[]; /* sql/entitlement */
-extern const struct module entitlement_module;
 
 #endif

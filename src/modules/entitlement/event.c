@@ -1,6 +1,4 @@
 /* Events: from the outbox (JSON) to the bus (protobuf). A payload must agree with its row, or it is not published. */
-#include "modules/entitlement/event.h"
-
 #include <entitlement.pb-c.h>
 
 #include "base/clock.h"

@@ -5,7 +5,6 @@
 #include "base/json.h"
 #include "bus/bus.h"
 #include "modules/entitlement/entitlement.h"
-#include "modules/entitlement/event.h"
 #include "outbox/messages.h"
 
 enum { READ_MS = 5000, LIMIT_MAX = 1000, CURSOR_BYTES_MAX = 4096 };

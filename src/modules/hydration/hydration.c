@@ -3,8 +3,6 @@
  * GET /v1/hydration/{entity_type}/{entity_id}: an entity as its owner has it. A hit in memory is answered at once. Otherwise the request
  * is parked with its waiter in its own arena, until the outcome, the end of the connection or the limit. An entity that the caller may
  * not see looks like one that does not exist. */
-#include "modules/hydration/hydration.h"
-
 #include <stdlib.h>
 
 #include "base/clock.h"

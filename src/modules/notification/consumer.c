@@ -13,7 +13,6 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "modules/notification/event.h"
 #include "modules/notification/notification.h"
 
 enum {

@@ -179,7 +179,7 @@ enum status notification_dead_letters_subscribe(struct notification *notificatio
 
 enum { EXTRA_TOPIC, EXTRA_KEY, EXTRA_HEADERS, EXTRA_REQUEUE_ID, EXTRA_PLACE };
 
-#define REQUEUE_MARK "-requeue-"
+#define REQUEUE_SUFFIX "-requeue-" /* and the number of the requeue */
 
 static const struct outbox_table requeue_table = {
     .module = "notification",
@@ -229,12 +229,12 @@ static bool take_headers(const struct outbox_event *event, struct bus_message *m
             headers[count++] = header;
     }
     /* The event's id, or the position of a message without one, followed by the number of this requeue. */
-    const char *mark = id.len ? memmem(id.ptr, id.len, REQUEUE_MARK, sizeof REQUEUE_MARK - 1) : NULL;
-    struct str base = !id.len ? event->extra[EXTRA_PLACE]
-                      : mark  ? str_of(id.ptr, (size_t)(mark - id.ptr))
-                              : id;
+    const char *suffix = id.len ? memmem(id.ptr, id.len, REQUEUE_SUFFIX, sizeof REQUEUE_SUFFIX - 1) : NULL;
+    struct str base = !id.len  ? event->extra[EXTRA_PLACE]
+                      : suffix ? str_of(id.ptr, (size_t)(suffix - id.ptr))
+                               : id;
     headers[0] = (struct bus_header){STR(BUS_HEADER_EVENT_ID),
-                                     arena_printf(arena, "%.*s" REQUEUE_MARK "%.*s", STR_ARG(base),
+                                     arena_printf(arena, "%.*s" REQUEUE_SUFFIX "%.*s", STR_ARG(base),
                                                   STR_ARG(event->extra[EXTRA_REQUEUE_ID]))};
     message->headers = headers;
     message->header_count = count;

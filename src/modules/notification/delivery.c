@@ -65,15 +65,6 @@ static void log_sent(const struct outbox_event *event)
 
 enum { HEADERS = 5, ANSWER_BYTES_MAX = 65536, ARENA_BYTES = 65536 };
 
-struct calls {
-    struct arena arena;
-    struct fetch_request *requests;
-    struct fetch_answer *answers;
-    enum status *statuses;
-    struct error *errors;
-    size_t count;
-};
-
 /* ---- webhook: requests ---- */
 
 /* Answers are not read. */
@@ -122,38 +113,35 @@ static void send_webhooks(const struct notification_webhook_settings *webhook, s
     int64_t begun_ns = clock_mono_ns(), rounds = clock_ms_left(batch->deadline_ns) / webhook->timeout_ms;
     /* As many as end before the claim does if each takes its whole timeout; at least as many as run at once. */
     size_t fit = (size_t)((rounds > 0 ? rounds : 1) * webhook->parallel);
-    struct calls calls = {.count = fit < batch->count ? fit : batch->count};
-    struct arena *arena = &calls.arena;
-
-    *arena = ARENA(ARENA_BYTES);
-    calls.requests = arena_zalloc(arena, calls.count * sizeof *calls.requests);
-    calls.answers = arena_zalloc(arena, calls.count * sizeof *calls.answers);
-    calls.statuses = arena_zalloc(arena, calls.count * sizeof *calls.statuses);
-    calls.errors = arena_zalloc(arena, calls.count * sizeof *calls.errors);
-    for (size_t i = 0; i < calls.count; i++)
-        write_call(webhook, &batch->events[i], &calls.requests[i], arena);
-    fetch_run_many(calls.requests, calls.count, (size_t)webhook->parallel, calls.answers, calls.statuses,
-                   calls.errors);
-    for (size_t i = 0; i < calls.count; i++) {
-        int status = calls.answers[i].status;
+    size_t count = fit < batch->count ? fit : batch->count;
+    struct arena arena = ARENA(ARENA_BYTES);
+    struct fetch_request *requests = arena_zalloc(&arena, count * sizeof *requests);
+    struct fetch_answer *answers = arena_zalloc(&arena, count * sizeof *answers);
+    enum status *statuses = arena_zalloc(&arena, count * sizeof *statuses);
+    struct error *errors = arena_zalloc(&arena, count * sizeof *errors);
+    for (size_t i = 0; i < count; i++)
+        write_call(webhook, &batch->events[i], &requests[i], &arena);
+    fetch_run_many(requests, count, (size_t)webhook->parallel, answers, statuses, errors);
+    for (size_t i = 0; i < count; i++) {
+        int status = answers[i].status;
         bool is_refusal = status >= 400 && status < 500 && status != 408 && status != 425 && status != 429;
-        if (calls.statuses[i] == STATUS_CANCELLED)
+        if (statuses[i] == STATUS_CANCELLED)
             outbox_batch_set(batch, i, OUTBOX_RELEASE, "not tried");
         else if (is_refusal)
             outbox_batch_set(batch, i, OUTBOX_POISON, "the receiver refuses it: HTTP %d", status);
-        else if (calls.statuses[i] != STATUS_OK)
-            outbox_batch_set(batch, i, OUTBOX_RETRY, "%s", calls.errors[i].message);
+        else if (statuses[i] != STATUS_OK)
+            outbox_batch_set(batch, i, OUTBOX_RETRY, "%s", errors[i].message);
         else if (status < 200 || status > 299)
             outbox_batch_set(batch, i, OUTBOX_RETRY, "the receiver answered HTTP %d", status);
         if (batch->results[i].kind == OUTBOX_DONE) /* the engine logs the others */
             log_sent(&batch->events[i]);
-        buf_deinit(&calls.answers[i].body);
+        buf_deinit(&answers[i].body);
     }
-    for (size_t i = calls.count; i < batch->count; i++)
+    for (size_t i = count; i < batch->count; i++)
         outbox_batch_set(batch, i, OUTBOX_RELEASE, "not tried");
     metric_observe(metric_series_get(&notification_delivery_seconds_family, &STR("webhook")),
                    (double)(clock_mono_ns() - begun_ns) / 1e9);
-    arena_deinit(arena);
+    arena_deinit(&arena);
 }
 
 /* ---- the engine ---- */

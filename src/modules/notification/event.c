@@ -1,12 +1,11 @@
 /* Reads an event of entitlements from the bus: protobuf and headers, every field checked. Unknown fields are ignored: a later
  * version may have them. */
-#include "modules/notification/event.h"
-
 #include <entitlement.pb-c.h>
 
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/trace.h"
+#include "modules/notification/notification.h"
 #include "outbox/messages.h"
 
 /* The namespace of notification ids, which are made of tenant and event. Never changes. */

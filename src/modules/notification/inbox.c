@@ -1,7 +1,6 @@
 /* A user's notifications (N5), newest first, a page at a time, for the user and, where it is switched on, below /debug. On a worker. */
 #include "base/clock.h"
 #include "base/json.h"
-#include "modules/notification/event.h"
 #include "modules/notification/notification.h"
 
 enum { READ_MS = 5000, LIMIT_DEFAULT = 100, LIMIT_MAX = 1000 };

@@ -20,6 +20,7 @@
 
 #include <stdatomic.h>
 
+#include "base/uuid.h"
 #include "bus/bus.h"
 #include "hydration/hydration.h"
 #include "kernel/config.h"
@@ -73,7 +74,6 @@ struct notification {
     atomic_uint titles_silent;        /* waits without any answer, in a row */
 };
 
-extern const struct module notification_module;
 extern const struct db_migration notification_migrations[]; /* sql/notification */
 
 /* ---- consumer.c ---- */
@@ -92,6 +92,24 @@ extern struct metric_family notification_dead_letters_family, notification_dead_
 enum status notification_dead_letters_subscribe(struct notification *notification, struct bus *bus,
                                                 struct error *error) MUST_CHECK;
 void notification_dead_letters_create(struct notification *notification); /* requeueing and counting */
+
+/* ---- event.c: an event of entitlements on the bus (api/entitlement.proto). Most random bytes are valid protobuf, so all fields and
+ * headers are checked ---- */
+struct notification_event {
+    char event_id[UUID_TEXT_BYTES], notification_id[UUID_TEXT_BYTES];
+    struct str event_type, user_id, sku, source, source_id, tenant;
+    struct str item_title; /* of the item, not of the event; empty = not known */
+    int64_t occurred_us, version;
+    struct str traceparent; /* empty = none, or invalid */
+};
+
+#define NOTIFICATION_TEXT_BYTES_MAX 1024 /* of a user's or a sku's name, a reason, a purchase */
+
+/* Texts live in `arena`. BAD_REQUEST with the reason if it is invalid; the message quotes nothing of the payload. */
+enum status notification_event_read(const struct bus_message *message, struct arena *arena,
+                                    struct notification_event *event, struct error *error) MUST_CHECK;
+/* The event as JSON, as receivers get it. */
+void notification_event_put(const struct notification_event *event, struct buf *out);
 
 /* ---- inbox.c ---- */
 extern const struct http_route notification_routes[];

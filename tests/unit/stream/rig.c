@@ -36,16 +36,6 @@ static const struct http_route routes[] = {
 
 /* ---- the topic ---- */
 
-static void put_greeting(struct buf *out, int64_t position)
-{
-    buf_printf(out, "at %lld\n", (long long)position);
-}
-
-static void put_heartbeat(struct buf *out, int64_t position)
-{
-    buf_printf(out, "still %lld\n", (long long)position);
-}
-
 static void on_admitted(struct http_request *request, struct stream_subscriber *subscriber, int64_t position)
 {
     (void)position;
@@ -74,8 +64,8 @@ void rig_start(struct stream_config config)
     rig.expires_at_s = INT64_MAX;
     config.loops = rig.harness.group;
     config.owner = rig.harness.loop;
-    config.put_greeting = put_greeting;
-    config.put_heartbeat = put_heartbeat;
+    config.greeting = "at %lld\n";
+    config.heartbeat = "still %lld\n";
     config.on_admitted = on_admitted;
     config.on_idle = on_idle;
     config.context = &rig.idle;

@@ -4,11 +4,6 @@
 static struct stream_subscriber *asking; /* whom a page was asked for; NULL = nobody */
 static int64_t asked_after;
 
-static void put_goodbye(struct buf *out, int64_t position)
-{
-    buf_printf(out, "cut at %lld\n", (long long)position);
-}
-
 static void read_page(void *context, struct stream_subscriber *subscriber, int64_t after)
 {
     (void)context;
@@ -22,7 +17,7 @@ static int start(int64_t heartbeat_ms)
     asking = NULL;
     rig_start((struct stream_config){
         .limits = {.positions_max = 3, .bytes_max = 2000000, .heartbeat_ms = heartbeat_ms},
-        .put_goodbye = put_goodbye,
+        .goodbye = "cut at %lld\n",
         .greets_all = true,
         .read_page = read_page,
     });

@@ -78,8 +78,7 @@ bool refdata_watch_change_is_small(const struct refdata_watch_change *change);
 void refdata_watch_change_write(struct refdata_watch_change *change); /* any thread */
 void refdata_watch_put_line(struct buf *out, int64_t version, struct str key,
                             const struct cache_record *record);
-void refdata_watch_put_up_to_date(struct buf *out, int64_t version);
-void refdata_watch_put_heartbeat(struct buf *out, int64_t version);
+#define REFDATA_WATCH_UP_TO_DATE "{\"upToDate\":%lld}\n"
 
 /* ---- watch_history.c ---- */
 void refdata_watch_ask(struct refdata_watch *watch); /* for those queued, unless a query is under way */

@@ -108,7 +108,7 @@ static void write_segment(struct refdata_history *history)
         refdata_watch_put_line(&out, history->to, touched->key, touched->record);
     }
     history->end_offset = buf_len(&out);
-    refdata_watch_put_up_to_date(&out, history->to);
+    buf_printf(&out, REFDATA_WATCH_UP_TO_DATE, (long long)history->to);
     history->segment = stream_segment_create(&(struct stream_step){
         .from = history->gap,
         .to = history->to,

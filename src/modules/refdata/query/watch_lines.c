@@ -24,23 +24,6 @@ void refdata_watch_put_line(struct buf *out, int64_t version, struct str key,
     }
 }
 
-static void put_position(struct buf *out, struct str name, int64_t version)
-{
-    buf_put_str(out, name);
-    json_put_i64(out, version);
-    buf_put_str(out, STR("}\n"));
-}
-
-void refdata_watch_put_up_to_date(struct buf *out, int64_t version)
-{
-    put_position(out, STR("{\"upToDate\":"), version);
-}
-
-void refdata_watch_put_heartbeat(struct buf *out, int64_t version)
-{
-    put_position(out, STR("{\"heartbeat\":"), version);
-}
-
 /* ---- a change ---- */
 
 static int64_t version_of(const struct cache_snapshot *snapshot)
@@ -137,7 +120,7 @@ void refdata_watch_change_write(struct refdata_watch_change *change)
     }
     change->is_nothing = fits && !writing.lines && writing.version == version_of(change->before);
     if (fits && !change->is_nothing) {
-        refdata_watch_put_up_to_date(&writing.out, writing.version);
+        buf_printf(&writing.out, REFDATA_WATCH_UP_TO_DATE, (long long)writing.version);
         change->segment = stream_segment_create(&(struct stream_step){
             .from = version_of(change->before),
             .to = writing.version,

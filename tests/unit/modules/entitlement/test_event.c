@@ -1,5 +1,5 @@
 /* E4, O4: a payload becomes protobuf, or is told to be none; keys that mean different entitlements differ. */
-#include "modules/entitlement/event.h"
+#include "modules/entitlement/entitlement.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
