@@ -215,27 +215,24 @@ void cache_hash_load(struct hash_index *index, struct build *build, const struct
 #define ORDER_LEAF_LOADED 480 /* after a full load: room for some inserts before a split */
 #define ORDER_NODE_MAX 256
 
-struct order_leaf {
+/* A root of nodes, a node of leaves or a leaf of records, in key order. */
+struct order_part {
     struct shared shared;
-    uint16_t count, capacity;
-    const struct cache_record *records[];
-};
-
-struct order_node {
-    struct shared shared;
-    uint32_t count;
-    struct order_leaf *leaves[ORDER_NODE_MAX];
+    uint32_t count, capacity;
+    union order_item {
+        struct order_part *part;
+        const struct cache_record *record; /* of a leaf */
+    } items[];
 };
 
 struct order_index {
-    struct order_node **nodes;
-    size_t node_count;
+    struct order_part *root; /* NULL = empty */
     uint64_t bytes;
 };
 
 void cache_order_copy(struct order_index *index, const struct order_index *base);
 void cache_order_deinit(struct order_index *index);
-/* Behind `key`, whether it is there or not; the first place when it is empty. */
+/* The place after `key`, whether it is there or not; the first one when it is empty. */
 struct order_place cache_order_seek(const struct order_index *index, struct str key);
 /* The record there, and moves on; NULL at the end. */
 const struct cache_record *cache_order_next(const struct order_index *index, struct order_place *place);
@@ -244,8 +241,7 @@ void cache_order_put(struct order_index *index, struct build *build, const struc
 void cache_order_remove(struct order_index *index, struct build *build, struct str key); /* must be there */
 /* Appends a record whose key is above all others, filling leaves to ORDER_LEAF_LOADED. */
 void cache_order_append(struct order_index *index, struct build *build, const struct cache_record *record);
-void cache_order_trim(
-    struct order_index *index); /* after the last append: gives back what its leaf did not need */
+void cache_order_trim(struct order_index *index); /* after the last append: frees what its leaf did not need */
 
 /* ---- sorting a full load ---- */
 struct sort_entry {

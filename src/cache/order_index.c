@@ -1,143 +1,126 @@
-/* The order index: records in bytewise key order, in leaves under nodes under a root array.
+/* The order index: records in bytewise key order, in leaves under nodes under a root.
  *
- * Leaves are allocated for what they hold, rounded up a little: copying one to change it is the moment to
- * give it another size, so half-full leaves cost half the memory. A search compares the first key of nodes,
- * then of leaves, then the keys of one leaf: O(log n). No separator keys are kept. */
+ * Parts are allocated for what they hold, rounded up a little: copying one to change it is the moment to give it another
+ * size, so half-full leaves cost half the memory. A search compares the first key of nodes, then of leaves, then the keys
+ * of one leaf: O(log n). No separator keys are kept. */
 #include "cache/internal.h"
 
 #include <stdlib.h>
 
 #include "base/memory.h"
 
-#define LEAF_STEP 32 /* capacity grows by so many */
-#define LEAF_SPARSE (ORDER_LEAF_MAX / 4)
-#define LEAF_JOINED_MAX (ORDER_LEAF_MAX * 3 / 4)
-#define NODE_SPARSE (ORDER_NODE_MAX / 4)
-#define NODE_JOINED_MAX (ORDER_NODE_MAX * 3 / 4)
+#define CAPACITY_STEP 32
 #define PREFETCH_AHEAD 6
 
-/* ---- leaves and nodes ---- */
-static size_t leaf_bytes(const struct order_leaf *leaf)
+/* What a part is, and one level below, what its items are. */
+enum level { RECORD, LEAF, NODE, ROOT };
+
+static const size_t items_max[] = {[LEAF] = ORDER_LEAF_MAX, [NODE] = ORDER_NODE_MAX};
+
+/* ---- parts ---- */
+static size_t part_bytes(const struct order_part *part)
 {
-    return sizeof(*leaf) + leaf->capacity * sizeof(leaf->records[0]);
+    return sizeof(*part) + part->capacity * sizeof(part->items[0]);
 }
 
-static struct order_leaf *leaf_create(struct order_index *index, struct build *build, size_t capacity)
+static size_t rounded_capacity(size_t count)
 {
-    struct order_leaf *leaf = memory_alloc(sizeof(*leaf) + capacity * sizeof(leaf->records[0]));
-
-    shared_init(&leaf->shared, build->birth);
-    leaf->count = 0;
-    leaf->capacity = (uint16_t)capacity;
-    index->bytes += leaf_bytes(leaf);
-    return leaf;
+    return (count + CAPACITY_STEP - 1) / CAPACITY_STEP * CAPACITY_STEP;
 }
 
-static void leaf_unref(struct order_leaf *leaf)
+static struct order_part *part_create(struct order_index *index, struct build *build, size_t count)
 {
-    if (shared_unref(&leaf->shared))
-        free(leaf);
+    size_t capacity = rounded_capacity(count);
+    struct order_part *part = memory_alloc(sizeof(*part) + capacity * sizeof(part->items[0]));
+
+    shared_init(&part->shared, build->birth);
+    part->count = 0;
+    part->capacity = (uint32_t)capacity;
+    index->bytes += part_bytes(part);
+    return part;
 }
 
-static void leaf_drop(struct order_index *index, struct order_leaf *leaf)
+static void part_unref(struct order_part *part, enum level level)
 {
-    index->bytes -= leaf_bytes(leaf);
-    leaf_unref(leaf);
-}
-
-static void leaf_append(struct order_leaf *leaf, const struct order_leaf *from, size_t at, size_t count)
-{
-    memcpy(leaf->records + leaf->count, from->records + at, count * sizeof(leaf->records[0]));
-    leaf->count = (uint16_t)(leaf->count + count);
-}
-
-static size_t leaf_capacity(size_t count)
-{
-    size_t capacity = (count + LEAF_STEP - 1) / LEAF_STEP * LEAF_STEP;
-    return capacity < ORDER_LEAF_MAX ? capacity : ORDER_LEAF_MAX;
-}
-
-static struct order_node *node_create(struct order_index *index, struct build *build)
-{
-    struct order_node *node = memory_alloc(sizeof(*node));
-
-    shared_init(&node->shared, build->birth);
-    node->count = 0;
-    index->bytes += sizeof(*node) + sizeof(struct order_node *);
-    return node;
-}
-
-static void node_unref(struct order_node *node)
-{
-    if (!shared_unref(&node->shared))
+    if (!shared_unref(&part->shared))
         return;
-    for (uint32_t i = 0; i < node->count; i++)
-        leaf_unref(node->leaves[i]);
-    free(node);
+    for (uint32_t i = 0; level > LEAF && i < part->count; i++)
+        part_unref(part->items[i].part, level - 1);
+    free(part);
 }
 
-static void node_drop(struct order_index *index, struct order_node *node)
+static void part_drop(struct order_index *index, struct order_part *part, enum level level)
 {
-    index->bytes -= sizeof(*node) + sizeof(struct order_node *);
-    node_unref(node);
+    index->bytes -= part_bytes(part);
+    part_unref(part, level);
 }
 
-/* The leaves go on being referenced from where they came. */
-static void node_append(struct order_node *node, const struct order_node *from, size_t at, size_t count)
+/* The items go on being referenced from where they came. */
+static void part_append(struct order_part *part, enum level level, const struct order_part *from, size_t at,
+                        size_t count, struct build *build)
 {
-    for (size_t i = 0; i < count; i++) {
-        node->leaves[node->count++] = from->leaves[at + i];
-        shared_ref(&from->leaves[at + i]->shared);
-    }
+    memcpy(part->items + part->count, from->items + at, count * sizeof(part->items[0]));
+    for (size_t i = 0; level > LEAF && i < count; i++)
+        shared_ref(&from->items[at + i].part->shared);
+    part->count += (uint32_t)count;
+    if (from->shared.birth != build->birth)
+        build->copied_bytes += count * sizeof(part->items[0]);
 }
 
-static void node_remove_leaf(struct order_index *index, struct order_node *node, size_t at)
+/* Makes a gap of one item; there must be room. */
+static union order_item *part_insert(struct order_part *part, size_t at)
 {
-    leaf_drop(index, node->leaves[at]);
-    node->count--;
-    memmove(node->leaves + at, node->leaves + at + 1, (node->count - at) * sizeof(node->leaves[0]));
+    memmove(part->items + at + 1, part->items + at, (part->count - at) * sizeof(part->items[0]));
+    part->count++;
+    return &part->items[at];
 }
 
-/* ---- the root ---- */
-static void root_insert(struct order_index *index, size_t at, struct order_node *node)
+static void part_remove(struct order_part *part, size_t at)
 {
-    index->nodes = memory_realloc_array(index->nodes, index->node_count + 1, sizeof(struct order_node *));
-    memmove(index->nodes + at + 1, index->nodes + at, (index->node_count - at) * sizeof(struct order_node *));
-    index->nodes[at] = node;
-    index->node_count++;
+    part->count--;
+    memmove(part->items + at, part->items + at + 1, (part->count - at) * sizeof(part->items[0]));
 }
 
-static void root_remove(struct order_index *index, size_t at)
+/* The part at *link, which becomes this build's own, with room for `more` items. */
+static struct order_part *own_part(struct order_index *index, struct build *build, struct order_part **link,
+                                   enum level level, size_t more)
 {
-    node_drop(index, index->nodes[at]);
-    index->node_count--;
-    memmove(index->nodes + at, index->nodes + at + 1, (index->node_count - at) * sizeof(struct order_node *));
+    struct order_part *part = *link;
+
+    if (part->shared.birth == build->birth && part->capacity >= part->count + more)
+        return part;
+    *link = part_create(index, build, part->count + more);
+    part_append(*link, level, part, 0, part->count, build);
+    part_drop(index, part, level);
+    return *link;
 }
 
 void cache_order_copy(struct order_index *index, const struct order_index *base)
 {
     *index = *base;
-    index->nodes = cache_shared_copy(base->nodes, base->node_count);
+    if (index->root)
+        shared_ref(&index->root->shared);
 }
 
 void cache_order_deinit(struct order_index *index)
 {
-    for (size_t i = 0; i < index->node_count; i++)
-        node_unref(index->nodes[i]);
-    free(index->nodes);
+    if (index->root)
+        part_unref(index->root, ROOT);
 }
 
 /* ---- searching ---- */
-/* How many of `count` things do not begin above the key; first_of(things, i) is what one begins with. */
-typedef const struct cache_record *first_fn(const void *things, size_t i);
 
-static size_t count_not_above(const void *things, size_t count, first_fn *first_of, struct str key)
+/* How many items of a part do not begin above the key. */
+static size_t count_not_above(const struct order_part *part, enum level level, struct str key)
 {
-    size_t low = 0, high = count;
+    size_t low = 0, high = part->count;
 
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        if (str_compare(record_key(first_of(things, middle)), key) > 0)
+        union order_item first = part->items[middle];
+        for (enum level below = level - 1; below > RECORD; below--)
+            first = first.part->items[0];
+        if (str_compare(record_key(first.record), key) > 0)
             high = middle;
         else
             low = middle + 1;
@@ -145,56 +128,45 @@ static size_t count_not_above(const void *things, size_t count, first_fn *first_
     return low;
 }
 
-static const struct cache_record *first_of_node(const void *nodes, size_t i)
+/* Which child the key belongs to. */
+static size_t child_at(const struct order_part *part, enum level level, struct str key)
 {
-    return ((struct order_node *const *)nodes)[i]->leaves[0]->records[0];
-}
+    size_t count = count_not_above(part, level, key);
 
-static const struct cache_record *first_of_leaf(const void *leaves, size_t i)
-{
-    return ((struct order_leaf *const *)leaves)[i]->records[0];
-}
-
-static const struct cache_record *record_itself(const void *records, size_t i)
-{
-    return ((const struct cache_record *const *)records)[i];
-}
-
-static size_t step_back(size_t count)
-{
     return count > 0 ? count - 1 : 0;
 }
 
-/* Where a key belongs: `at` counts the records of that leaf that are not above it. The index must not be
- * empty. */
-static struct order_place place_behind(const struct order_index *index, struct str key)
+static struct order_part *node_of(const struct order_index *index, const struct order_place *place)
 {
-    struct order_place place;
-    const struct order_node *node;
-    const struct order_leaf *leaf;
-
-    place.node = step_back(count_not_above(index->nodes, index->node_count, first_of_node, key));
-    node = index->nodes[place.node];
-    place.leaf = step_back(count_not_above(node->leaves, node->count, first_of_leaf, key));
-    leaf = node->leaves[place.leaf];
-    place.at = count_not_above(leaf->records, leaf->count, record_itself, key);
-    return place;
+    return index->root->items[place->node].part;
 }
 
+static struct order_part *leaf_of(const struct order_index *index, const struct order_place *place)
+{
+    return node_of(index, place)->items[place->leaf].part;
+}
+
+/* `at` of the place counts the records of that leaf that are not above the key. */
 struct order_place cache_order_seek(const struct order_index *index, struct str key)
 {
-    return index->node_count && key.len ? place_behind(index, key) : (struct order_place){0, 0, 0};
+    struct order_place place = {0, 0, 0};
+
+    if (index->root && key.len > 0) {
+        place.node = child_at(index->root, ROOT, key);
+        place.leaf = child_at(node_of(index, &place), NODE, key);
+        place.at = count_not_above(leaf_of(index, &place), LEAF, key);
+    }
+    return place;
 }
 
 const struct cache_record *cache_order_next(const struct order_index *index, struct order_place *place)
 {
-    while (place->node < index->node_count) {
-        const struct order_node *node = index->nodes[place->node];
-        const struct order_leaf *leaf = node->leaves[place->leaf];
+    while (index->root && place->node < index->root->count) {
+        const struct order_part *node = node_of(index, place), *leaf = leaf_of(index, place);
         if (place->at < leaf->count) {
             if (place->at + PREFETCH_AHEAD < leaf->count)
-                __builtin_prefetch(leaf->records[place->at + PREFETCH_AHEAD]);
-            return leaf->records[place->at++];
+                __builtin_prefetch(leaf->items[place->at + PREFETCH_AHEAD].record);
+            return leaf->items[place->at++].record;
         }
         place->at = 0;
         if (++place->leaf == node->count) {
@@ -206,190 +178,129 @@ const struct cache_record *cache_order_next(const struct order_index *index, str
 }
 
 /* ---- changing ---- */
-static struct order_node *own_node(struct order_index *index, struct build *build, size_t at)
+
+/* Splits a child of a part that is this build's own and has room for one more. */
+static void split_child(struct order_index *index, struct build *build, struct order_part *parent,
+                        enum level level, size_t at)
 {
-    struct order_node *node = index->nodes[at], *copy;
+    struct order_part *child = parent->items[at].part;
+    size_t half = child->count / 2;
+    struct order_part *left = part_create(index, build, half + 1);
+    struct order_part *right = part_create(index, build, child->count - half + 1);
 
-    if (node->shared.birth == build->birth)
-        return node;
-    copy = node_create(index, build);
-    node_append(copy, node, 0, node->count);
-    build->copied_bytes += sizeof(*copy);
-    node_drop(index, node);
-    index->nodes[at] = copy;
-    return copy;
-}
-
-/* A leaf of this build's with room for `count` records. */
-static struct order_leaf *own_leaf(struct order_index *index, struct build *build, struct order_node *node,
-                                   size_t at, size_t count)
-{
-    struct order_leaf *leaf = node->leaves[at], *copy;
-
-    if (leaf->shared.birth == build->birth && leaf->capacity >= count)
-        return leaf;
-    copy = leaf_create(index, build, leaf_capacity(count));
-    leaf_append(copy, leaf, 0, leaf->count);
-    build->copied_bytes += leaf->count * sizeof(leaf->records[0]);
-    leaf_drop(index, leaf);
-    node->leaves[at] = copy;
-    return copy;
-}
-
-static void split_node(struct order_index *index, struct build *build, size_t at)
-{
-    struct order_node *node = index->nodes[at];
-    size_t half = node->count / 2;
-
-    for (size_t i = 0; i < 2; i++) {
-        struct order_node *part = node_create(index, build);
-        node_append(part, node, i * half, i ? node->count - half : half);
-        build->copied_bytes += sizeof(*part);
-        root_insert(index, at + 1 + i, part);
-    }
-    root_remove(index, at);
-}
-
-static struct order_leaf *leaf_part(struct order_index *index, struct build *build,
-                                    const struct order_leaf *leaf, size_t at, size_t count)
-{
-    struct order_leaf *part = leaf_create(index, build, leaf_capacity(count + 1));
-
-    leaf_append(part, leaf, at, count);
-    build->copied_bytes += count * sizeof(leaf->records[0]);
-    return part;
+    part_append(left, level, child, 0, half, build);
+    part_append(right, level, child, half, child->count - half, build);
+    part_drop(index, child, level);
+    parent->items[at].part = left;
+    part_insert(parent, at + 1)->part = right;
 }
 
 /* True when something had to be split first, and the place must be looked for again. */
 static bool make_room(struct order_index *index, struct build *build, const struct order_place *place)
 {
-    struct order_node *node = index->nodes[place->node];
-    struct order_leaf *leaf = node->leaves[place->leaf];
-    size_t half = leaf->count / 2, behind = place->leaf + 1;
-
-    if (leaf->count < ORDER_LEAF_MAX)
+    if (leaf_of(index, place)->count < ORDER_LEAF_MAX)
         return false;
-    if (node->count == ORDER_NODE_MAX) {
-        split_node(index, build, place->node);
-        return true;
-    }
-    node = own_node(index, build, place->node);
-    memmove(node->leaves + behind + 1, node->leaves + behind,
-            (node->count - behind) * sizeof(node->leaves[0]));
-    node->leaves[behind - 1] = leaf_part(index, build, leaf, 0, half);
-    node->leaves[behind] = leaf_part(index, build, leaf, half, leaf->count - half);
-    node->count++;
-    leaf_drop(index, leaf);
+    struct order_part *root = own_part(index, build, &index->root, ROOT, 1);
+    if (root->items[place->node].part->count == ORDER_NODE_MAX)
+        split_child(index, build, root, NODE, place->node);
+    else
+        split_child(index, build, own_part(index, build, &root->items[place->node].part, NODE, 1), LEAF,
+                    place->leaf);
     return true;
 }
 
 /* The leaf at the place, this build's own, with room for `more`. */
-static struct order_leaf *own_place(struct order_index *index, struct build *build,
-                                    const struct order_place *place, size_t more)
+static struct order_part *own_leaf(struct order_index *index, struct build *build,
+                                   const struct order_place *place, size_t more)
 {
-    struct order_node *node = own_node(index, build, place->node);
+    struct order_part *root = own_part(index, build, &index->root, ROOT, 0);
+    struct order_part *node = own_part(index, build, &root->items[place->node].part, NODE, 0);
 
-    return own_leaf(index, build, node, place->leaf, node->leaves[place->leaf]->count + more);
+    return own_part(index, build, &node->items[place->leaf].part, LEAF, more);
 }
 
 void cache_order_put(struct order_index *index, struct build *build, const struct cache_record *record)
 {
     struct str key = record_key(record);
 
-    if (index->node_count == 0) {
+    if (!index->root) {
         cache_order_append(index, build, record);
         cache_order_trim(index);
         return;
     }
-    struct order_place place = place_behind(index, key);
-    const struct order_leaf *found = index->nodes[place.node]->leaves[place.leaf];
-    if (place.at > 0 && record_has_key(found->records[place.at - 1], key)) {
-        own_place(index, build, &place, 0)->records[place.at - 1] = record;
+    struct order_place place = cache_order_seek(index, key);
+    if (place.at > 0 && record_has_key(leaf_of(index, &place)->items[place.at - 1].record, key)) {
+        own_leaf(index, build, &place, 0)->items[place.at - 1].record = record;
         return;
     }
     while (make_room(index, build, &place))
-        place = place_behind(index, key);
-    struct order_leaf *leaf = own_place(index, build, &place, 1);
-    memmove(leaf->records + place.at + 1, leaf->records + place.at,
-            (leaf->count - place.at) * sizeof(leaf->records[0]));
-    leaf->records[place.at] = record;
-    leaf->count++;
+        place = cache_order_seek(index, key);
+    part_insert(own_leaf(index, build, &place, 1), place.at)->record = record;
 }
 
 void cache_order_append(struct order_index *index, struct build *build, const struct cache_record *record)
 {
-    struct order_node *node = index->node_count ? index->nodes[index->node_count - 1] : NULL;
-    struct order_leaf *leaf = node ? node->leaves[node->count - 1] : NULL;
+    if (!index->root)
+        index->root = part_create(index, build, 1);
+    struct order_part *root = index->root;
+    struct order_part **node = root->count > 0 ? &root->items[root->count - 1].part : NULL;
+    struct order_part *leaf = node ? (*node)->items[(*node)->count - 1].part : NULL;
 
     if (!leaf || leaf->count == ORDER_LEAF_LOADED) {
-        if (!node || node->count == ORDER_NODE_MAX) {
-            node = node_create(index, build);
-            root_insert(index, index->node_count, node);
+        if (!node || (*node)->count == ORDER_NODE_MAX) {
+            root = own_part(index, build, &index->root, ROOT, 1);
+            node = &part_insert(root, root->count)->part;
+            *node = part_create(index, build, 1);
         }
-        leaf = leaf_create(index, build, ORDER_LEAF_LOADED);
-        node->leaves[node->count++] = leaf;
+        struct order_part *last = own_part(index, build, node, NODE, 1);
+        leaf = part_create(index, build, ORDER_LEAF_LOADED);
+        part_insert(last, last->count)->part = leaf;
     }
-    leaf->records[leaf->count++] = record;
+    leaf->items[leaf->count++].record = record;
 }
 
 void cache_order_trim(struct order_index *index)
 {
-    struct order_node *node = index->node_count ? index->nodes[index->node_count - 1] : NULL;
-    struct order_leaf **last = node ? &node->leaves[node->count - 1] : NULL;
-
-    if (!last || (*last)->capacity == leaf_capacity((*last)->count))
+    if (!index->root)
         return;
-    index->bytes -= leaf_bytes(*last);
-    (*last)->capacity = (uint16_t)leaf_capacity((*last)->count);
-    *last = memory_realloc(*last, leaf_bytes(*last));
-    index->bytes += leaf_bytes(*last);
+    struct order_part *node = index->root->items[index->root->count - 1].part;
+    struct order_part **leaf = &node->items[node->count - 1].part;
+    index->bytes -= part_bytes(*leaf);
+    (*leaf)->capacity = (uint32_t)rounded_capacity((*leaf)->count);
+    *leaf = memory_realloc(*leaf, part_bytes(*leaf));
+    index->bytes += part_bytes(*leaf);
 }
 
-/* Joins a sparse leaf with a neighbour in its node, where both fit well into one. */
-static void join_leaf(struct order_index *index, struct build *build, struct order_node *node, size_t at)
+/* After a removal: an empty child goes, a sparse one is joined with a neighbour where both fit well into one. */
+static void tidy_child(struct order_index *index, struct build *build, struct order_part *parent,
+                       enum level level, size_t at)
 {
+    struct order_part *child = parent->items[at].part;
     size_t left = at > 0 ? at - 1 : at;
-    struct order_leaf *joined;
 
-    if (node->count < 2 || node->leaves[at]->count >= LEAF_SPARSE ||
-        node->leaves[left]->count + node->leaves[left + 1]->count > LEAF_JOINED_MAX)
-        return;
-    joined =
-        own_leaf(index, build, node, left, (size_t)node->leaves[left]->count + node->leaves[left + 1]->count);
-    build->copied_bytes += node->leaves[left + 1]->count * sizeof(joined->records[0]);
-    leaf_append(joined, node->leaves[left + 1], 0, node->leaves[left + 1]->count);
-    node_remove_leaf(index, node, left + 1);
-}
-
-static void join_node(struct order_index *index, struct build *build, size_t at)
-{
-    size_t left = at > 0 ? at - 1 : at;
-    struct order_node *joined;
-
-    if (index->node_count < 2 || index->nodes[at]->count >= NODE_SPARSE ||
-        index->nodes[left]->count + index->nodes[left + 1]->count > NODE_JOINED_MAX)
-        return;
-    joined = own_node(index, build, left);
-    build->copied_bytes += index->nodes[left + 1]->count * sizeof(joined->leaves[0]);
-    node_append(joined, index->nodes[left + 1], 0, index->nodes[left + 1]->count);
-    root_remove(index, left + 1);
+    if (child->count > 0) {
+        if (parent->count < 2 || child->count >= items_max[level] / 4)
+            return;
+        const struct order_part *right = parent->items[left + 1].part;
+        if (parent->items[left].part->count + right->count > items_max[level] * 3 / 4)
+            return;
+        part_append(own_part(index, build, &parent->items[left].part, level, right->count), level, right, 0,
+                    right->count, build);
+        at = left + 1;
+    }
+    part_drop(index, parent->items[at].part, level);
+    part_remove(parent, at);
 }
 
 void cache_order_remove(struct order_index *index, struct build *build, struct str key)
 {
-    struct order_place place = place_behind(index, key);
-    struct order_leaf *leaf = own_place(index, build, &place, 0);
-    struct order_node *node = index->nodes[place.node];
+    struct order_place place = cache_order_seek(index, key);
 
-    memmove(leaf->records + place.at - 1, leaf->records + place.at,
-            (leaf->count - place.at) * sizeof(leaf->records[0]));
-    leaf->count--;
-    if (leaf->count > 0)
-        join_leaf(index, build, node, place.leaf);
-    else
-        node_remove_leaf(index, node, place.leaf);
-    if (node->count > 0)
-        join_node(index, build, place.node);
-    else
-        root_remove(index, place.node);
+    part_remove(own_leaf(index, build, &place, 0), place.at - 1);
+    tidy_child(index, build, node_of(index, &place), LEAF, place.leaf);
+    tidy_child(index, build, index->root, NODE, place.node);
+    if (index->root->count == 0) {
+        part_drop(index, index->root, ROOT);
+        index->root = NULL;
+    }
 }

@@ -52,8 +52,8 @@ static size_t leaf_count(void)
 {
     size_t count = 0;
 
-    for (size_t i = 0; i < order.node_count; i++)
-        count += order.nodes[i]->count;
+    for (size_t i = 0; order.root && i < order.root->count; i++)
+        count += order.root->items[i].part->count;
     return count;
 }
 
@@ -62,12 +62,12 @@ static void it_grows_and_empties_in_order(void **state)
     (void)state;
     for (size_t i = 0; i < MANY; i++)
         cache_order_put(&order, &build, records[i]);
-    assert_true(order.node_count > 1);
+    assert_true(order.root->count > 1);
     assert_true(order.bytes < MANY * 10); /* half-full leaves are half as large */
     assert_holds(&order, 0, 1);
     for (size_t i = 0; i < MANY; i++)
         cache_order_remove(&order, &build, record_key(records[i]));
-    assert_int_equal(order.node_count, 0);
+    assert_null(order.root);
     assert_int_equal(order.bytes, 0);
 }
 
