@@ -26,18 +26,12 @@
 /* NOT_FOUND when there is none. */
 static enum status read_whole(const char *path, struct buf *text, struct error *error)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-
-    if (fd < 0)
-        return error_set(error, errno == ENOENT ? STATUS_NOT_FOUND : STATUS_IO, "%s cannot be opened: %s",
-                         path, strerror(errno));
-    enum status status = STATUS_OK;
-    if (!buf_read(text, fd, FILE_BYTES_MAX))
-        status = error_set(error, STATUS_IO, "%s cannot be read: %s", path, strerror(errno));
-    else if (buf_len(text) > FILE_BYTES_MAX)
-        status = error_set(error, STATUS_IO, "%s is too large", path);
-    close(fd);
-    return status;
+    if (!buf_read_file(text, path, FILE_BYTES_MAX))
+        return error_set(error, errno == ENOENT ? STATUS_NOT_FOUND : STATUS_IO, "%s cannot be read: %s", path,
+                         strerror(errno));
+    if (buf_len(text) > FILE_BYTES_MAX)
+        return error_set(error, STATUS_IO, "%s is too large", path);
+    return STATUS_OK;
 }
 
 static enum status write_whole(const char *path, struct str text, mode_t mode, struct error *error)

@@ -2,6 +2,7 @@
 #include "base/buf.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -103,17 +104,22 @@ void buf_put_double(struct buf *buf, double value)
     buf_put(buf, text, (size_t)len);
 }
 
-bool buf_read(struct buf *buf, int fd, size_t bytes_max)
+bool buf_read_file(struct buf *buf, const char *path, size_t bytes_max)
 {
-    ssize_t got = 1;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO without a writer must not hold us */
+    ssize_t got = fd >= 0 && fcntl(fd, F_SETFL, 0) == 0 ? 1 : -1;
 
-    while (got != 0 && buf_len(buf) <= bytes_max) {
-        got = read(fd, buf_reserve(buf, READ_BYTES), READ_BYTES);
-        if (got < 0 && errno != EINTR)
-            return false;
+    while (got > 0 && buf_len(buf) <= bytes_max) {
+        do
+            got = read(fd, buf_reserve(buf, READ_BYTES), READ_BYTES);
+        while (got < 0 && errno == EINTR);
         buf->end += got > 0 ? (size_t)got : 0;
     }
-    return true;
+    int failed_errno = errno;
+    if (fd >= 0)
+        close(fd);
+    errno = failed_errno;
+    return got >= 0;
 }
 
 void buf_printf(struct buf *buf, const char *format, ...)

@@ -37,7 +37,8 @@ void buf_put_char(struct buf *buf, char c);
 void buf_put_u64(struct buf *buf, uint64_t value); /* decimal */
 /* The shortest decimal that reads back as the same double: 0.005, 1, 1e+21; NaN, +Inf, -Inf. */
 void buf_put_double(struct buf *buf, double value);
-bool buf_read(struct buf *buf, int fd, size_t bytes_max); /* until the end, or past bytes_max; false: errno */
+/* Appends the whole file, or somewhat more than bytes_max of it; false: errno. */
+bool buf_read_file(struct buf *buf, const char *path, size_t bytes_max);
 void buf_printf(struct buf *buf, const char *format, ...) PRINTF_LIKE(2, 3);
 
 static inline void buf_put_str(struct buf *buf, struct str s)

@@ -6,9 +6,7 @@
 #include "kernel/config_inside.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #define NESTING_MAX 64
 #define ANCHORS_MAX 1000
@@ -16,15 +14,10 @@
 
 bool config_file_read(const char *path, struct buf *text, struct config_report *report)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO without a writer must not hold us */
-    bool fine = fd >= 0 && fcntl(fd, F_SETFL, 0) == 0 &&
-                buf_read(text, fd, CONFIG_FILE_BYTES_MAX); /* what is too large is refused with the text */
-
-    if (!fine)
-        config_report_at(report, (struct setting_place){0}, STR_NONE, "cannot be read: %s", strerror(errno));
-    if (fd >= 0)
-        close(fd);
-    return fine;
+    if (buf_read_file(text, path, CONFIG_FILE_BYTES_MAX)) /* what is too large is refused with the text */
+        return true;
+    config_report_at(report, (struct setting_place){0}, STR_NONE, "cannot be read: %s", strerror(errno));
+    return false;
 }
 
 static bool check_text(struct str source, struct config_report *report)
