@@ -4,6 +4,7 @@
 
 #include <openssl/core_names.h>
 #include <openssl/crypto.h>
+#include <openssl/ec.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/params.h>
@@ -14,7 +15,6 @@
 #define P256_BYTES 32
 #define SHA256_BYTES 32
 #define ED25519_SIGNATURE_BYTES 64
-#define ES256_DER_BYTES_MAX 72 /* SEQUENCE of two INTEGERs of up to 33 bytes */
 
 static const unsigned char *bytes_of(struct str s)
 {
@@ -44,35 +44,21 @@ static bool is_p256_scalar(const unsigned char half[P256_BYTES])
     return memcmp(half, ZERO, P256_BYTES) != 0 && memcmp(half, ORDER, P256_BYTES) < 0;
 }
 
-/* One DER INTEGER: leading zeros dropped, one put back where the first bit would read as a sign. */
-static size_t put_integer(unsigned char *out, const unsigned char half[P256_BYTES])
-{
-    size_t skip = 0, at = 0;
-
-    while (half[skip] == 0)
-        skip++;
-    size_t sign = half[skip] >> 7, len = P256_BYTES - skip;
-    out[at++] = 0x02;
-    out[at++] = (unsigned char)(sign + len);
-    if (sign)
-        out[at++] = 0;
-    memcpy(out + at, half + skip, len);
-    return at + len;
-}
-
+/* OpenSSL takes the two numbers of a signature in DER only. */
 static bool verify_es256(const struct auth_key *key, struct str message, struct str signature)
 {
     const unsigned char *r = bytes_of(signature), *s = r + P256_BYTES;
-    unsigned char der[ES256_DER_BYTES_MAX];
-    size_t len = 2;
+    unsigned char *der = NULL;
 
     if (signature.len != 2 * P256_BYTES || !is_p256_scalar(r) || !is_p256_scalar(s))
         return false;
-    len += put_integer(der + len, r);
-    len += put_integer(der + len, s);
-    der[0] = 0x30;
-    der[1] = (unsigned char)(len - 2);
-    return digest_verify(key->pkey, EVP_sha256(), message, der, len);
+    ECDSA_SIG *numbers = ECDSA_SIG_new();
+    ECDSA_SIG_set0(numbers, BN_bin2bn(r, P256_BYTES, NULL), BN_bin2bn(s, P256_BYTES, NULL));
+    int len = i2d_ECDSA_SIG(numbers, &der);
+    bool valid = len > 0 && digest_verify(key->pkey, EVP_sha256(), message, der, (size_t)len);
+    ECDSA_SIG_free(numbers);
+    OPENSSL_free(der);
+    return valid;
 }
 
 bool auth_signature_verify(const struct auth_key *key, struct str message, struct str signature)
@@ -100,18 +86,34 @@ bool auth_signature_verify(const struct auth_key *key, struct str message, struc
     return valid;
 }
 
-/* ---- SHA-256 and its HMAC over parts that stand apart; OpenSSL refuses either only when memory is out ---- */
+/* ---- digests over parts that stand apart; OpenSSL refuses them only when memory is out ---- */
 
-void auth_sha256(const struct str *parts, size_t count, uint8_t out[AUTH_SHA256_BYTES])
+static void digest_parts(const EVP_MD *digest, const struct str *parts, size_t count, uint8_t *out)
 {
     EVP_MD_CTX *context = EVP_MD_CTX_new();
-    bool done = context && EVP_DigestInit_ex(context, EVP_sha256(), NULL) == 1;
+    bool done = context && EVP_DigestInit_ex(context, digest, NULL) == 1;
 
     for (size_t i = 0; i < count && done; i++)
         done = parts[i].len == 0 || EVP_DigestUpdate(context, parts[i].ptr, parts[i].len) == 1;
     if (!done || EVP_DigestFinal_ex(context, out, NULL) != 1)
         abort();
     EVP_MD_CTX_free(context);
+}
+
+void auth_sha256(const struct str *parts, size_t count, uint8_t out[AUTH_SHA256_BYTES])
+{
+    digest_parts(EVP_sha256(), parts, count, out);
+}
+
+struct uuid auth_uuid_named(const struct uuid *space, struct str name)
+{
+    uint8_t sha1[20];
+    struct uuid uuid;
+
+    digest_parts(EVP_sha1(), (struct str[]){{(const char *)space->bytes, sizeof(space->bytes)}, name}, 2,
+                 sha1);
+    memcpy(uuid.bytes, sha1, sizeof(uuid.bytes));
+    return uuid_with_version(uuid, 5);
 }
 
 void auth_hmac_sha256(struct str key, const struct str *parts, size_t count, uint8_t out[AUTH_SHA256_BYTES])

@@ -24,7 +24,7 @@ struct rule {
     char name[NAME_BYTES];
     enum action action;
     uint64_t sleep_ms;
-    double probability; /* 1 unless said otherwise */
+    double probability; /* 1 unless given */
     uint64_t only;      /* this hit alone, counted from 1; 0 = every one */
     _Atomic uint64_t hits;
 };
@@ -33,7 +33,7 @@ static struct rule rules[RULES_MAX];
 static size_t rule_count;
 static pthread_once_t environment_read = PTHREAD_ONCE_INIT;
 
-/* Takes what stands behind `mark` off the end of *text; false when there is no mark. */
+/* Takes what follows the last `mark` off the end of *text; false when there is no mark. */
 static bool take_tail(struct str *text, char mark, struct str *tail)
 {
     const char *at = memrchr(text->ptr, mark, text->len);
@@ -91,15 +91,6 @@ static void read_environment(void)
     _exit(2);
 }
 
-static bool falls_due(struct rule *rule)
-{
-    uint64_t hit = atomic_fetch_add(&rule->hits, 1) + 1;
-
-    if (rule->only != 0 && hit != rule->only)
-        return false;
-    return rule->probability >= 1 || (double)(uint32_t)random_u64() / 4294967296.0 < rule->probability;
-}
-
 static void act(const struct rule *rule)
 {
     log_warn("failpoint_reached", LOG_CSTR("failpoint", rule->name),
@@ -121,9 +112,16 @@ static void act(const struct rule *rule)
 void failpoint_hit(const char *name)
 {
     pthread_once(&environment_read, read_environment);
-    for (size_t i = 0; i < rule_count; i++)
-        if (strcmp(rules[i].name, name) == 0 && falls_due(&rules[i]))
-            act(&rules[i]);
+    for (size_t i = 0; i < rule_count; i++) {
+        struct rule *rule = &rules[i];
+        if (strcmp(rule->name, name) != 0)
+            continue;
+        uint64_t hit = atomic_fetch_add(&rule->hits, 1) + 1;
+        bool is_lucky =
+            rule->probability >= 1 || (double)(uint32_t)random_u64() / 4294967296.0 < rule->probability;
+        if ((rule->only == 0 || hit == rule->only) && is_lucky)
+            act(rule);
+    }
 }
 
 bool failpoint_is_armed(const char *name)

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* 0..15, or -1 when it is no digit of either case */
+/* 0..15, or -1 when it is not a digit of either case */
 static inline int hex_digit(char c)
 {
     if (c >= '0' && c <= '9')
@@ -18,7 +18,7 @@ static inline int hex_digit(char c)
     return -1;
 }
 
-/* Writes two lower-case digits a byte, no NUL; returns the place behind them. */
+/* Writes two lower-case digits a byte, no NUL; returns the place after them. */
 static inline char *hex_put(char *out, const uint8_t *bytes, size_t count)
 {
     static const char digits[] = "0123456789abcdef";
@@ -30,7 +30,7 @@ static inline char *hex_put(char *out, const uint8_t *bytes, size_t count)
     return out;
 }
 
-/* Reads 2 * count digits; false when one of them is none. */
+/* Reads 2 * count digits; false when one of them is not a digit. */
 static inline bool hex_get(const char *text, uint8_t *bytes, size_t count)
 {
     for (size_t i = 0; i < count; i++) {

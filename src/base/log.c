@@ -44,7 +44,7 @@ void log_set_fd(int fd)
     atomic_store_explicit(&log_fd, fd, memory_order_relaxed);
 }
 
-/* A pipe is opened anew: O_NONBLOCK on the old description would be everybody's who shares it. A file is not,
+/* A pipe is opened again: O_NONBLOCK on the old description would hold for every process that shares it. A file is not,
  * lest its end is lost. */
 void log_never_wait(void)
 {
@@ -85,19 +85,15 @@ static void put_text(struct buf *line, const char *name, struct str text)
         json_put_member_str(line, name, text);
 }
 
-static void put_field(struct buf *line, const struct log_field *field)
+static void put_number(struct buf *line, const struct log_field *field)
 {
-    if (field->type == LOG_FIELD_STR) {
-        put_text(line, field->name, field->text);
-        return;
-    }
     if (room_for_value(line, field->name) < NUMBER_BYTES)
         return;
-    if (field->type == LOG_FIELD_INT)
+    if (field->type == LOG_FIELD_INT) {
         json_put_member_i64(line, field->name, field->number);
-    else if (field->type == LOG_FIELD_BOOL)
+    } else if (field->type == LOG_FIELD_BOOL) {
         json_put_member_bool(line, field->name, field->number != 0);
-    else {
+    } else {
         json_put_key(line, str_from(field->name));
         if (isfinite(field->real))
             buf_put_double(line, field->real);
@@ -106,28 +102,16 @@ static void put_field(struct buf *line, const struct log_field *field)
     }
 }
 
-/* A write interrupted before its first byte is the only one tried again; the rest of a short one would be
- * a line that another thread's may have come between. */
-static bool write_line(struct str line)
-{
-    int fd = atomic_load_explicit(&log_fd, memory_order_relaxed);
-    bool no_wait = atomic_load_explicit(&is_socket, memory_order_relaxed);
-    ssize_t written;
-
-    do {
-        written = no_wait ? send(fd, line.ptr, line.len, MSG_DONTWAIT | MSG_NOSIGNAL)
-                          : write(fd, line.ptr, line.len);
-    } while (written < 0 && errno == EINTR);
-    if (written < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-        atomic_fetch_add_explicit(&lost_lines, 1, memory_order_relaxed);
-    return written >= 0;
-}
-
+/* A write interrupted before its first byte is the only one that is repeated: the rest of a short one would follow a line
+ * of another thread. */
 void log_write(enum log_level level, const char *event, const struct log_field *fields)
 {
     struct buf line = {.data = line_bytes, .capacity = sizeof(line_bytes)};
     char now[CLOCK_RFC3339_BYTES];
+    int fd = atomic_load_explicit(&log_fd, memory_order_relaxed);
+    bool no_wait = atomic_load_explicit(&is_socket, memory_order_relaxed);
     int saved_errno = errno; /* a caller may log before it looks at it */
+    ssize_t written;
 
     if (!log_enabled(level))
         return;
@@ -135,11 +119,21 @@ void log_write(enum log_level level, const char *event, const struct log_field *
     put_text(&line, "ts", str_of(now, clock_rfc3339(clock_unix_us(), now)));
     put_text(&line, "level", str_from(level_names[level]));
     put_text(&line, "event", str_from(event));
-    for (; fields->name; fields++)
-        put_field(&line, fields);
+    for (; fields->name; fields++) {
+        if (fields->type == LOG_FIELD_STR)
+            put_text(&line, fields->name, fields->text);
+        else
+            put_number(&line, fields);
+    }
     buf_put(&line, "}\n", TAIL_BYTES);
+    do
+        written = no_wait ? send(fd, line.data, buf_len(&line), MSG_DONTWAIT | MSG_NOSIGNAL)
+                          : write(fd, line.data, buf_len(&line));
+    while (written < 0 && errno == EINTR);
     unsigned lost = 0;
-    if (write_line(buf_str(&line)) && atomic_load_explicit(&lost_lines, memory_order_relaxed) > 0)
+    if (written < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        atomic_fetch_add_explicit(&lost_lines, 1, memory_order_relaxed);
+    else if (written >= 0 && atomic_load_explicit(&lost_lines, memory_order_relaxed) > 0)
         lost = atomic_exchange_explicit(&lost_lines, 0, memory_order_relaxed);
     if (lost > 0)
         log_warn("log_lines_lost", LOG_INT("lines", lost));

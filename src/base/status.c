@@ -52,38 +52,22 @@ bool status_retryable(enum status status)
 }
 
 /* Formats into a scratch first, so that the arguments may point into the error being replaced. */
-static void fill(struct error *error, enum status status, const char *field, const char *format, va_list args)
-{
-    char message[sizeof(error->message)];
-    char name[sizeof(error->field)];
-
-    vsnprintf(message, sizeof(message), format, args);
-    snprintf(name, sizeof(name), "%s", field);
-    error->status = status;
-    memcpy(error->message, message, sizeof(message));
-    memcpy(error->field, name, sizeof(name));
-}
-
-enum status error_set(struct error *error, enum status status, const char *format, ...)
-{
-    if (error) {
-        va_list args;
-        va_start(args, format);
-        fill(error, status, "", format, args);
-        va_end(args);
-    }
-    return status;
-}
-
 enum status error_set_field(struct error *error, enum status status, const char *field, const char *format,
                             ...)
 {
-    if (error) {
-        va_list args;
-        va_start(args, format);
-        fill(error, status, field ? field : "", format, args);
-        va_end(args);
-    }
+    char message[sizeof(error->message)];
+    char name[sizeof(error->field)];
+    va_list args;
+
+    if (!error)
+        return status;
+    va_start(args, format);
+    vsnprintf(message, sizeof(message), format, args);
+    va_end(args);
+    snprintf(name, sizeof(name), "%s", field ? field : "");
+    error->status = status;
+    memcpy(error->message, message, sizeof(message));
+    memcpy(error->field, name, sizeof(name));
     return status;
 }
 

@@ -93,9 +93,9 @@ struct error {
 };
 
 /* Fills *error (which may be NULL) and returns `status`, so that a failure is one return statement. */
-enum status error_set(struct error *error, enum status status, const char *format, ...) PRINTF_LIKE(3, 4);
 enum status error_set_field(struct error *error, enum status status, const char *field, const char *format,
                             ...) PRINTF_LIKE(4, 5);
+#define error_set(error, status, ...) error_set_field((error), (status), "", __VA_ARGS__)
 /* Puts "context: " before the message that is there. Returns the error's status. */
 enum status error_context(struct error *error, const char *format, ...) PRINTF_LIKE(2, 3);
 

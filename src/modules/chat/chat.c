@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "auth/digest.h"
 #include "base/memory.h"
 #include "fetch/fetch.h"
 #include "kernel/retention.h"
@@ -154,8 +155,8 @@ void chat_user_id(struct str tenant, struct str subject, char out[UUID_TEXT_BYTE
 {
     struct uuid user;
     if (!uuid_parse(subject, &user)) {
-        struct uuid space = uuid_named(&tenant_namespace, tenant);
-        user = uuid_named(&space, subject);
+        struct uuid space = auth_uuid_named(&tenant_namespace, tenant);
+        user = auth_uuid_named(&space, subject);
     }
     uuid_format(&user, out);
 }

@@ -2,6 +2,7 @@
  * version may have them. */
 #include <entitlement.pb-c.h>
 
+#include "auth/digest.h"
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/trace.h"
@@ -95,7 +96,7 @@ enum status notification_event_read(const struct bus_message *message, struct ar
     if (trace_parse(traceparent, &trace))
         event->traceparent = arena_str(arena, traceparent);
     struct uuid id =
-        uuid_named(&space, arena_printf(arena, "%.*s/%s", STR_ARG(event->tenant), event->event_id));
+        auth_uuid_named(&space, arena_printf(arena, "%.*s/%s", STR_ARG(event->tenant), event->event_id));
     uuid_format(&id, event->notification_id);
     return STATUS_OK;
 }

@@ -2,6 +2,7 @@
  * code that reads a POST (R1), so that both take and refuse the same. Nothing here knows dictionaries or databases. */
 #include <stdio.h>
 
+#include "auth/digest.h"
 #include "base/clock.h"
 #include "modules/refdata/adapter/adapter.h"
 
@@ -61,9 +62,9 @@ static void adapt(const struct translation *translation, enum refdata_part part,
             uuid_parse(text, &uuid))
             return;
         /* A '#' is in no topic's name, nor is a '/': this differs from every id that is made of a message. */
-        uuid =
-            uuid_named(&id_space, arena_printf(arena, "%.*s#%.*s",
-                                               STR_ARG(translation->source->settings->topic), STR_ARG(text)));
+        uuid = auth_uuid_named(
+            &id_space,
+            arena_printf(arena, "%.*s#%.*s", STR_ARG(translation->source->settings->topic), STR_ARG(text)));
         uuid_format(&uuid, out);
         *value = text_value(str_from(out), arena);
         break;
@@ -324,7 +325,7 @@ enum status refdata_translate(const struct refdata_adapter_source *source, const
      * 0 again. */
     update->source = REFDATA_KAFKA;
     if (!refdata_member_given(&translation.values[REFDATA_PART_EVENT_ID])) {
-        struct uuid uuid = uuid_named(
+        struct uuid uuid = auth_uuid_named(
             &id_space, arena_printf(arena, "%.*s/%u/%lld/%lld", STR_ARG(message->topic), message->partition,
                                     (long long)message->offset, (long long)(message->created_us / 1000)));
         uuid_format(&uuid, update->event_id);
