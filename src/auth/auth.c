@@ -195,7 +195,7 @@ bool auth_is_ready(const struct auth *auth)
     bool lets_in = auth_rules_let_in(shared->rules);
     struct auth_keyset *keys = auth_keysource_keys(shared->source);
     pthread_mutex_unlock(&shared->mutex);
-    bool ready = lets_in && (!needs_keys || auth_keyset_count(keys) > 0);
+    bool ready = lets_in && (!needs_keys || keys->count > 0);
     auth_keyset_unref(keys);
     return ready;
 }
@@ -206,16 +206,9 @@ bool auth_is_ready(const struct auth *auth)
 /* Tenant of requests to routes that name none, while auth is switched off. */
 #define TENANT_WITHOUT_AUTH STR("default")
 
-enum auth_answer auth_deny(enum auth_reason reason, struct error *error)
+enum status auth_refuse(enum auth_reason reason, struct error *error)
 {
-    error_set(error, STATUS_UNAUTHENTICATED, "%s", auth_reason_sentence(reason));
-    return AUTH_DENIED;
-}
-
-static enum auth_answer forbid(struct error *error, enum status status, const char *message)
-{
-    error_set(error, status, "%s", message);
-    return AUTH_DENIED;
+    return error_set(error, STATUS_UNAUTHENTICATED, "%s", auth_reason_sentence(reason));
 }
 
 bool auth_has_scope(const struct auth_identity *identity, struct str scope)
@@ -230,15 +223,13 @@ bool auth_has_scope(const struct auth_identity *identity, struct str scope)
     return false;
 }
 
-/* Auth is switched off: everyone is everybody. The kernel sees to it that only loopback is listened on. */
-static enum auth_answer check_anonymous(struct auth_loop *state, const struct auth_question *question,
-                                        const struct auth_identity **identity, struct error *error)
+/* Auth is switched off: everyone may do everything. The kernel sees to it that only loopback is listened on. */
+static enum status decide_anonymous(struct auth_loop *state, const struct auth_question *question,
+                                    const struct auth_identity **identity, struct error *error)
 {
-    if (question->path_tenant.ptr && !str_is_name(question->path_tenant)) {
-        error_set_field(error, STATUS_BAD_REQUEST, "tenantId",
-                        "a tenant's name is 1 to 64 of A-Z a-z 0-9 . _ -");
-        return AUTH_DENIED;
-    }
+    if (question->path_tenant.ptr && !str_is_name(question->path_tenant))
+        return error_set_field(error, STATUS_BAD_REQUEST, "tenantId",
+                               "a tenant's name is 1 to 64 of A-Z a-z 0-9 . _ -");
     state->scratch = (struct auth_identity){
         .tenant = question->path_tenant.ptr ? question->path_tenant : TENANT_WITHOUT_AUTH,
         .subject = STR("anonymous"),
@@ -246,12 +237,12 @@ static enum auth_answer check_anonymous(struct auth_loop *state, const struct au
         .is_anybody = true,
     };
     *identity = &state->scratch;
-    return AUTH_ALLOWED;
+    return STATUS_OK;
 }
 
-static enum auth_answer decide(struct auth_loop *state, const struct auth_question *question,
-                               const struct auth_identity *who, const struct auth_client *client,
-                               const struct auth_identity **identity, struct error *error)
+static enum status decide(struct auth_loop *state, const struct auth_question *question,
+                          const struct auth_identity *who, const struct auth_client *client,
+                          const struct auth_identity **identity, struct error *error)
 {
     /* Who speaks through a configured mTLS client: its token's user where it brings a token, else the client itself. A
      * trusted one may name the tenant; anybody else's X-Tenant-Id is not looked at. */
@@ -264,26 +255,22 @@ static enum auth_answer decide(struct auth_loop *state, const struct auth_questi
         who = &state->scratch;
         state->scratch.may_override_tenant = client->trusted && state->rules->allow_tenant_header;
         if (state->scratch.may_override_tenant && question->tenant_header.len > 0) {
-            if (!str_is_name(question->tenant_header)) {
-                error_set_field(error, STATUS_TENANT_MISMATCH, "X-Tenant-Id",
-                                "X-Tenant-Id is not a tenant name");
-                return AUTH_DENIED;
-            }
+            if (!str_is_name(question->tenant_header))
+                return error_set_field(error, STATUS_TENANT_MISMATCH, "X-Tenant-Id",
+                                       "X-Tenant-Id is not a tenant name");
             state->scratch.tenant = question->tenant_header;
         }
     }
     if (who->tenant.len == 0)
-        return forbid(error, STATUS_TENANT_MISMATCH, "the token names no tenant");
+        return error_set(error, STATUS_TENANT_MISMATCH, "the token names no tenant");
     if (question->path_tenant.ptr && !str_eq(question->path_tenant, who->tenant))
-        return forbid(error, STATUS_TENANT_MISMATCH, "the token belongs to another tenant than the path");
-    if (question->scope && !auth_has_scope(who, str_from(question->scope))) {
-        error_set(error, STATUS_INSUFFICIENT_SCOPE, "this needs the scope %s", question->scope);
-        return AUTH_DENIED;
-    }
+        return error_set(error, STATUS_TENANT_MISMATCH, "the token belongs to another tenant than the path");
+    if (question->scope && !auth_has_scope(who, str_from(question->scope)))
+        return error_set(error, STATUS_INSUFFICIENT_SCOPE, "this needs the scope %s", question->scope);
     if (question->needs_user && who->subject.len == 0) /* all of these would be one user */
-        return forbid(error, STATUS_INSUFFICIENT_SCOPE, "this needs a user: the token has no sub");
+        return error_set(error, STATUS_INSUFFICIENT_SCOPE, "this needs a user: the token has no sub");
     *identity = who;
-    return AUTH_ALLOWED;
+    return STATUS_OK;
 }
 
 size_t auth_challenge(const struct error *error, char out[AUTH_CHALLENGE_BYTES])
@@ -312,6 +299,11 @@ struct auth_identity *auth_identity_copy(const struct auth_identity *identity, s
 
 /* ---- the question ---- */
 
+static enum auth_answer answer_of(enum status status)
+{
+    return status == STATUS_OK ? AUTH_ALLOWED : AUTH_DENIED;
+}
+
 enum auth_answer auth_check(struct auth *auth, struct loop *loop, const struct auth_question *question,
                             const struct auth_identity **identity, struct error *error)
 {
@@ -320,14 +312,14 @@ enum auth_answer auth_check(struct auth *auth, struct loop *loop, const struct a
     const struct auth_verified *known;
 
     if (!state->rules->enabled)
-        return check_anonymous(state, question, identity, error);
+        return answer_of(decide_anonymous(state, question, identity, error));
     if (question->forwarded_client_cert.len > 0)
         client = auth_client_find(state->rules, question->peer, question->forwarded_client_cert);
     if (question->authorization_count > 1)
-        return auth_deny(AUTH_REASON_REPEATED, error);
+        return answer_of(auth_refuse(AUTH_REASON_REPEATED, error));
     if (question->authorization_count == 0 && question->authorization.len == 0)
-        return client ? decide(state, question, NULL, client, identity, error)
-                      : auth_deny(AUTH_REASON_MISSING, error);
+        return answer_of(client ? decide(state, question, NULL, client, identity, error)
+                                : auth_refuse(AUTH_REASON_MISSING, error));
 
     known = auth_verified_find(&state->verified, question->authorization);
     if (!known || known->generation != state->generation) {
@@ -339,7 +331,7 @@ enum auth_answer auth_check(struct auth *auth, struct loop *loop, const struct a
         if (reason != AUTH_REASON_VALID ||
             auth_denied_find(&state->denied, question->authorization, state->generation,
                              loop_now_ns(state->loop), &reason))
-            return auth_deny(reason, error);
+            return answer_of(auth_refuse(reason, error));
         return AUTH_VERIFY;
     }
     if (state->tick_ns != loop_now_ns(loop)) {
@@ -347,6 +339,6 @@ enum auth_answer auth_check(struct auth *auth, struct loop *loop, const struct a
         state->wall_us = auth->now_us();
     }
     if (state->wall_us >= known->exp_us)
-        return auth_deny(AUTH_REASON_EXPIRED, error);
-    return decide(state, question, &known->identity, client, identity, error);
+        return answer_of(auth_refuse(AUTH_REASON_EXPIRED, error));
+    return answer_of(decide(state, question, &known->identity, client, identity, error));
 }

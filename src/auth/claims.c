@@ -3,41 +3,22 @@
  * turns into a 403. */
 #include "auth/jose.h"
 
-#include <math.h>
-
 #define CLAIMS_DEPTH_MAX 32
 #define DATE_S_MAX 253402300799.0 /* the end of the year 9999 */
+#define EXP_MISSING INT64_C(-1)
 
-/* False when the claim is there and no NumericDate. Integers and fractions are taken, strings are not. */
-static bool read_date(const struct json_value *claims, struct str name, bool *found, int64_t *unix_us)
+/* False when the claim is there and not a NumericDate, an integer or a fraction. A missing one leaves *unix_us as it is. */
+static bool read_date(const struct json_value *claims, struct str name, int64_t *unix_us)
 {
     struct json_value value;
     double seconds;
 
-    *found = json_get(claims, name, &value);
-    if (!*found)
+    if (!json_get(claims, name, &value))
         return true;
-    if (value.type != JSON_NUMBER || !json_to_double(&value, &seconds) || !isfinite(seconds))
-        return false;
-    if (seconds < 0 || seconds > DATE_S_MAX)
+    if (!json_to_double(&value, &seconds) || seconds < 0 || seconds > DATE_S_MAX)
         return false;
     *unix_us = (int64_t)(seconds * 1e6);
     return true;
-}
-
-static enum auth_reason check_times(const struct json_value *root, const struct auth_checks *checks,
-                                    int64_t now_us, struct auth_claims *claims)
-{
-    bool has_exp, has_nbf, has_iat;
-    int64_t iat_us = 0;
-
-    if (!read_date(root, STR("exp"), &has_exp, &claims->exp_us) || !has_exp ||
-        !read_date(root, STR("nbf"), &has_nbf, &claims->nbf_us) ||
-        !read_date(root, STR("iat"), &has_iat, &iat_us))
-        return AUTH_REASON_CLAIMS;
-    if (now_us >= claims->exp_us)
-        return AUTH_REASON_EXPIRED;
-    return has_nbf && now_us < claims->nbf_us - checks->leeway_us ? AUTH_REASON_NOT_YET : AUTH_REASON_VALID;
 }
 
 static bool is_our_audience(struct str raw, const struct auth_checks *checks)
@@ -52,7 +33,6 @@ static enum auth_reason check_audience(const struct json_value *root, const stru
 {
     struct json_value value, element;
     struct json_iter it;
-    struct str name;
     bool ours = false;
 
     if (checks->audiences.count == 0)
@@ -64,7 +44,7 @@ static enum auth_reason check_audience(const struct json_value *root, const stru
     if (value.type != JSON_ARRAY)
         return AUTH_REASON_CLAIMS;
     json_iter_init(&it, &value);
-    while (json_iter_next(&it, &name, &element)) {
+    while (json_iter_next(&it, NULL, &element)) {
         if (element.type != JSON_STRING)
             return AUTH_REASON_CLAIMS;
         ours |= is_our_audience(element.raw, checks);
@@ -96,7 +76,7 @@ static void append_scope(struct str scope, char *out, size_t *len)
 static bool read_scopes(const struct json_value *value, struct arena *arena, char *out, size_t *len)
 {
     struct json_iter it;
-    struct str name, rest, scope;
+    struct str rest, scope;
     struct json_value element;
 
     if (value->type == JSON_STRING) {
@@ -112,7 +92,7 @@ static bool read_scopes(const struct json_value *value, struct arena *arena, cha
     if (value->type != JSON_ARRAY)
         return false;
     json_iter_init(&it, value);
-    while (json_iter_next(&it, &name, &element)) {
+    while (json_iter_next(&it, NULL, &element)) {
         if (element.type != JSON_STRING || !is_scope(scope = json_str_decode(element.raw, arena)))
             return false;
         append_scope(scope, out, len);
@@ -125,18 +105,24 @@ enum auth_reason auth_claims_check(struct str payload, const struct auth_checks 
 {
     static const struct str SCOPES[] = {{"scope", 5}, {"scp", 3}};
     struct json_value root, value;
+    int64_t iat_us;
 
     *claims = (struct auth_claims){0};
     if (json_parse(payload, CLAIMS_DEPTH_MAX, &root, NULL) != STATUS_OK || root.type != JSON_OBJECT ||
         json_has_duplicates(&root, arena))
         return AUTH_REASON_CLAIMS;
 
-    enum auth_reason reason = check_times(&root, checks, now_us, claims);
-    if (reason != AUTH_REASON_VALID)
-        return reason;
+    claims->exp_us = EXP_MISSING;
+    if (!read_date(&root, STR("exp"), &claims->exp_us) || claims->exp_us == EXP_MISSING ||
+        !read_date(&root, STR("nbf"), &claims->nbf_us) || !read_date(&root, STR("iat"), &iat_us))
+        return AUTH_REASON_CLAIMS;
+    if (now_us >= claims->exp_us)
+        return AUTH_REASON_EXPIRED;
+    if (now_us < claims->nbf_us - checks->leeway_us)
+        return AUTH_REASON_NOT_YET;
     if (checks->issuer.len > 0 && !str_eq(json_get_text(&root, STR("iss"), arena), checks->issuer))
         return AUTH_REASON_ISSUER;
-    reason = check_audience(&root, checks);
+    enum auth_reason reason = check_audience(&root, checks);
     if (reason != AUTH_REASON_VALID)
         return reason;
 

@@ -1,6 +1,6 @@
 /* Inside auth: the pure half. Bytes and keys in, a verdict out; no threads, no clock of its own, no files.
  *
- *     header.payload.signature ── token.c ── keyset.c ── signature.c ── claims.c ── struct auth_claims
+ *     header.payload.signature ── token.c ── keys.c ── signature.c ── claims.c ── struct auth_claims
  *
  * A key is bound to one algorithm when it is read, by its type alone; a token's `alg` must name that
  * algorithm. So there is no way to have an RSA key's bytes used as an HMAC secret. Everything a token says
@@ -9,6 +9,7 @@
 #define FRESHET_AUTH_JOSE_H
 
 #include <openssl/types.h>
+#include <stdatomic.h>
 
 #include "base/arena.h"
 #include "base/buf.h"
@@ -55,7 +56,7 @@ const char *auth_algorithm_name(enum auth_algorithm algorithm);
 bool auth_base64url_decode(struct str text, struct arena *arena, struct str *bytes);
 void auth_base64url_encode(struct str bytes, struct buf *out);
 
-/* ---- jwk.c ---- */
+/* ---- keys.c ---- */
 #define AUTH_KID_BYTES_MAX 255
 #define AUTH_SECRET_BYTES_MIN 32 /* HS256: at least as long as the hash */
 #define AUTH_SECRET_BYTES_MAX 4096
@@ -75,11 +76,15 @@ void auth_key_deinit(struct auth_key *key); /* wipes a secret */
 /* ---- signature.c ---- */
 bool auth_signature_verify(const struct auth_key *key, struct str message, struct str signature);
 
-/* ---- keyset.c: an immutable set, shared by counting ---- */
+/* ---- keys.c: an immutable set, shared by counting ---- */
 #define AUTH_KEYS_MAX 100
 #define AUTH_CANDIDATES_MAX 8 /* signature checks one token may cost */
 
-struct auth_keyset;
+struct auth_keyset {
+    atomic_uint refs;
+    size_t count;
+    struct auth_key keys[AUTH_KEYS_MAX];
+};
 struct auth_keyset *auth_keyset_create(void);
 /* Adds the usable keys of a JWKS, as long as there is room; each other one is skipped with a log line naming
  * `origin`. BAD_REQUEST: the document is not a JWKS, or lists no key at all. NOT_FOUND: it lists keys, but none
@@ -90,7 +95,6 @@ enum status auth_keyset_add_secret(struct auth_keyset *set, struct str secret,
                                    struct error *error) MUST_CHECK;
 struct auth_keyset *auth_keyset_ref(struct auth_keyset *set);
 void auth_keyset_unref(struct auth_keyset *set);
-size_t auth_keyset_count(const struct auth_keyset *set);
 bool auth_keyset_has_kid(const struct auth_keyset *set, struct str kid);
 /* The keys a token with this algorithm and kid (empty = none) may be signed by. A key without a kid fits
  * any. */

@@ -4,10 +4,8 @@
  * key set that was read counts: a key that it no longer lists is not trusted any more, even when no other key of it
  * can be used. An empty set counts as a failure, since no issuer means it. */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "auth/state.h"
 #include "base/backoff.h"
@@ -21,6 +19,18 @@
 #define DOCUMENT_BYTES_MAX (256 * 1024)
 #define FILE_INTERVAL_MS 1000 /* how soon a changed key file is seen */
 #define BACKOFF_MIN_MS 500
+
+static struct metric_family keys_family = {
+    .name = "auth_keys",
+    .help = "Keys that tokens may be signed by.",
+    .type = METRIC_GAUGE,
+};
+static struct metric_family refreshes_family = {
+    .name = "auth_jwks_refresh_total",
+    .help = "Readings of the key file or URL, by result (changed, unchanged, failed).",
+    .type = METRIC_COUNTER,
+    .labels = {"result"},
+};
 
 struct document {
     const char *origin; /* file or URL, as it is shown; empty = not configured */
@@ -54,27 +64,22 @@ static bool same_file(const struct stat *a, const struct stat *b)
            a->st_ctim.tv_sec == b->st_ctim.tv_sec && a->st_ctim.tv_nsec == b->st_ctim.tv_nsec;
 }
 
-/* *text stays empty when the file is the one that was seen last. */
+/* *text stays empty when the file is the one that was seen last. Its state is taken first: what changes while it is read is
+ * read again. */
 static enum status read_file(struct auth_keysource *source, struct buf *text, struct stat *info,
                              struct error *error)
 {
-    int fd = open(source->file.origin, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hold us */
-    enum status status = STATUS_OK;
+    bool is_found = stat(source->file.origin, info) == 0;
 
-    if (fd < 0)
-        return error_set(error, STATUS_IO, "cannot be opened: %s", strerror(errno));
-    if (fstat(fd, info) != 0)
-        status = error_set(error, STATUS_IO, "cannot be read: %s", strerror(errno));
-    else if (same_file(info, &source->file_seen))
-        status = STATUS_OK;
-    else if (!S_ISREG(info->st_mode) || info->st_size > DOCUMENT_BYTES_MAX)
-        status = error_set(error, STATUS_IO, "is not a regular file of at most %d bytes", DOCUMENT_BYTES_MAX);
-    else if (!buf_read(text, fd, DOCUMENT_BYTES_MAX))
-        status = error_set(error, STATUS_IO, "cannot be read: %s", strerror(errno));
-    else if (buf_len(text) > DOCUMENT_BYTES_MAX)
-        status = error_set(error, STATUS_IO, "has more than %d bytes", DOCUMENT_BYTES_MAX);
-    close(fd);
-    return status;
+    if (is_found && same_file(info, &source->file_seen))
+        return STATUS_OK;
+    if (is_found && (!S_ISREG(info->st_mode) || info->st_size > DOCUMENT_BYTES_MAX))
+        return error_set(error, STATUS_IO, "is not a regular file of at most %d bytes", DOCUMENT_BYTES_MAX);
+    if (!is_found || !buf_read_file(text, source->file.origin, DOCUMENT_BYTES_MAX))
+        return error_set(error, STATUS_IO, "cannot be read: %s", strerror(errno));
+    if (buf_len(text) > DOCUMENT_BYTES_MAX)
+        return error_set(error, STATUS_IO, "has more than %d bytes", DOCUMENT_BYTES_MAX);
+    return STATUS_OK;
 }
 
 static enum status read_url(const struct auth_keysource *source, struct buf *text, struct error *error)
@@ -127,14 +132,14 @@ static enum status refresh(struct auth_keysource *source, struct document *docum
         *changed = true;
     }
     buf_deinit(&text);
+    struct str result = status != STATUS_OK ? STR("failed") : is_new ? STR("changed") : STR("unchanged");
+    metric_add(metric_series_get(&refreshes_family, &result), 1);
     if (status == STATUS_OK) {
         if (is_file)
             source->file_seen = info; /* only then: a file caught half-written is read again */
-        auth_metrics_refresh(is_new ? "changed" : "unchanged");
         document->failures = 0;
         return STATUS_OK;
     }
-    auth_metrics_refresh("failed");
     document->failures++;
     if ((document->failures & (document->failures - 1)) == 0) /* the 1st, 2nd, 4th, 8th … in a row */
         log_warn("jwks_read_failed", LOG_CSTR("source", document->origin),
@@ -174,7 +179,7 @@ static enum status build_keys(struct auth_keysource *source, struct auth_keyset 
                 STATUS_OK)
             log_error("auth_keys_unusable", LOG_CSTR("source", documents[i]->origin),
                       LOG_ERROR_FIELDS(&unusable));
-    auth_metrics_keys(auth_keyset_count(set));
+    metric_set(metric_series_get(&keys_family, NULL), (double)set->count);
     *out = set;
     return STATUS_OK;
 }
@@ -209,7 +214,7 @@ static int64_t read_keys(struct task *task, void *context)
     auth_keyset_unref(old);
     changed = fresh != NULL;
     if (changed)
-        log_info("auth_keys_changed", LOG_INT("keys", auth_keyset_count(fresh)));
+        log_info("auth_keys_changed", LOG_INT("keys", fresh->count));
     if ((changed || for_demand) && !task_is_stopping(task))
         auth_publish(source->auth, changed);
     int64_t delay_ns = has_file ? TASK_MS(FILE_INTERVAL_MS) : TASK_IDLE;
@@ -274,6 +279,8 @@ enum status auth_keysource_create(struct auth *auth, struct auth_rules *rules,
 {
     struct auth_keysource *source = memory_zalloc(sizeof(*source));
 
+    metrics_register(&keys_family);
+    metrics_register(&refreshes_family);
     source->auth = auth;
     source->rules = auth_rules_ref(rules);
     source->file.origin = rules->jwks_file.ptr;

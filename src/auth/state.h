@@ -140,16 +140,12 @@ void auth_unref(struct auth *auth);
 /* Any thread: every loop takes what is current; `changed` raises the generation first. */
 void auth_publish(struct auth *auth, bool changed);
 bool auth_demand_keys(struct auth *auth);
-enum auth_answer auth_deny(enum auth_reason reason, struct error *error);
+enum status auth_refuse(enum auth_reason reason, struct error *error);
 struct auth_loop *auth_loop_of(struct auth *auth, const struct loop *loop);
 
 /* ---- verification.c ---- */
-void auth_verifications_settle(struct auth_loop *state,
-                               bool keys_changed); /* those that waited for new keys */
-
-/* ---- verification.c: metrics ---- */
+/* Those that waited for new keys go on. */
+void auth_verifications_settle(struct auth_loop *state, bool keys_changed);
 void auth_metrics_register(void);
-void auth_metrics_refresh(const char *result);
-void auth_metrics_keys(size_t count);
 
 #endif

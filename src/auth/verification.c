@@ -31,44 +31,18 @@ static struct metric_family verify_seconds = {
     .help = "Time one check of a token took on a worker, in seconds.",
     .type = METRIC_HISTOGRAM,
 };
-static struct metric_family keys = {
-    .name = "auth_keys",
-    .help = "Keys that tokens may be signed by.",
-    .type = METRIC_GAUGE,
-};
-static struct metric_family refreshes = {
-    .name = "auth_jwks_refresh_total",
-    .help = "Readings of the key file or URL, by result (changed, unchanged, failed).",
-    .type = METRIC_COUNTER,
-    .labels = {"result"},
-};
-
 static struct metric_series *token_series[AUTH_REASONS];
-static struct metric_series *verify_series, *keys_series;
+static struct metric_series *verify_series;
 
 void auth_metrics_register(void)
 {
     metrics_register(&tokens);
     metrics_register(&verify_seconds);
-    metrics_register(&keys);
-    metrics_register(&refreshes);
     for (int i = 0; i < AUTH_REASONS; i++) {
         struct str label = str_from(auth_reason_label((enum auth_reason)i));
         token_series[i] = metric_series_get(&tokens, &label);
     }
     verify_series = metric_series_get(&verify_seconds, NULL);
-    keys_series = metric_series_get(&keys, NULL);
-}
-
-void auth_metrics_refresh(const char *result)
-{
-    struct str label = str_from(result);
-    metric_add(metric_series_get(&refreshes, &label), 1);
-}
-
-void auth_metrics_keys(size_t count)
-{
-    metric_set(keys_series, (double)count);
 }
 
 /* ---- verifications ---- */

@@ -88,7 +88,7 @@ static void as_key_set(struct str input)
     (void)keys();
     set = auth_keyset_create();
     bool taken = auth_keyset_add_jwks(set, input, "fuzz", &error) == STATUS_OK;
-    check(taken == (auth_keyset_count(set) > 0));
+    check(taken == (set->count > 0));
     auth_keyset_unref(set);
 }
 

@@ -478,16 +478,16 @@ static void a_challenge_says_why(void **state)
     struct error error;
 
     rig_start(&rig);
-    auth_deny(AUTH_REASON_MISSING, &error);
+    auth_refuse(AUTH_REASON_MISSING, &error);
     size_t len = auth_challenge(&error, out);
     assert_int_equal(len, strlen(out));
     assert_string_equal(out, "Bearer realm=\"freshet\"");
-    auth_deny(AUTH_REASON_EXPIRED, &error);
+    auth_refuse(AUTH_REASON_EXPIRED, &error);
     auth_challenge(&error, out);
     assert_string_equal(out, "Bearer realm=\"freshet\", error=\"invalid_token\", "
                              "error_description=\"the token has expired\"");
     for (int i = 0; i < AUTH_REASONS; i++) { /* each fits, quoted */
-        auth_deny((enum auth_reason)i, &error);
+        auth_refuse((enum auth_reason)i, &error);
         assert_true(auth_challenge(&error, out) < AUTH_CHALLENGE_BYTES);
         assert_null(strpbrk(auth_reason_sentence((enum auth_reason)i), "\"\\"));
     }

@@ -1,5 +1,8 @@
-/* One JSON Web Key (RFC 7517, 7518, 8037): the type decides the algorithm, and weak or broken keys are
- * refused. Private parts of a public key are not read. */
+/* JSON Web Keys (RFC 7517, 7518, 8037): the type of a key decides its algorithm, and weak or broken keys are refused.
+ * Private parts of a public key are not read.
+ *
+ * A set of keys is filled once, then shared unchanged between loops and workers by counting. A rotation makes a new set.
+ * One bad key of a document does not take the others with it. */
 #include "auth/jose.h"
 
 #include <openssl/bn.h>
@@ -17,6 +20,8 @@
 #define RSA_BITS_MAX 8192 /* a check costs the square of it */
 #define EC_COORDINATE_BYTES 32
 #define ED25519_BYTES 32
+#define JWKS_DEPTH_MAX 16
+#define SCRATCH_BYTES 4096
 
 static const char *const ALGORITHM_NAMES[AUTH_ALGORITHMS] = {
     [AUTH_RS256] = "RS256", [AUTH_ES256] = "ES256", [AUTH_EDDSA] = "EdDSA", [AUTH_HS256] = "HS256"};
@@ -197,6 +202,16 @@ static enum status parse_okp(const struct json_value *jwk, struct arena *arena, 
     return key->pkey ? STATUS_OK : error_set(error, STATUS_BAD_REQUEST, "the Ed25519 key cannot be read");
 }
 
+static enum status set_secret(struct auth_key *key, struct str secret, struct error *error)
+{
+    if (secret.len < AUTH_SECRET_BYTES_MIN || secret.len > AUTH_SECRET_BYTES_MAX)
+        return error_set(error, STATUS_BAD_REQUEST, "an HS256 secret must have %d to %d bytes",
+                         AUTH_SECRET_BYTES_MIN, AUTH_SECRET_BYTES_MAX);
+    key->secret = str_of(str_dup(secret), secret.len);
+    key->algorithm = AUTH_HS256;
+    return STATUS_OK;
+}
+
 static enum status parse_oct(const struct json_value *jwk, struct arena *arena, struct auth_key *key,
                              struct error *error)
 {
@@ -205,13 +220,7 @@ static enum status parse_oct(const struct json_value *jwk, struct arena *arena, 
 
     if (status != STATUS_OK)
         return status;
-    if (secret.len < AUTH_SECRET_BYTES_MIN || secret.len > AUTH_SECRET_BYTES_MAX) {
-        status = error_set(error, STATUS_BAD_REQUEST, "an HS256 secret must have %d to %d bytes",
-                           AUTH_SECRET_BYTES_MIN, AUTH_SECRET_BYTES_MAX);
-    } else {
-        key->secret = str_of(str_dup(secret), secret.len);
-        key->algorithm = AUTH_HS256;
-    }
+    status = set_secret(key, secret, error);
     OPENSSL_cleanse((void *)(uintptr_t)secret.ptr, secret.len); /* the arena's copy, ours */
     return status;
 }
@@ -239,26 +248,24 @@ static enum status check_purpose(const struct json_value *jwk, struct error *err
 static enum status parse(const struct json_value *jwk, struct arena *arena, struct auth_key *key,
                          struct error *error)
 {
-    static const struct {
-        struct str kty;
-        enum status (*parse)(const struct json_value *jwk, struct arena *arena, struct auth_key *key,
-                             struct error *error);
-    } TYPES[] = {
-        {{"RSA", 3}, parse_rsa}, {{"EC", 2}, parse_ec}, {{"OKP", 3}, parse_okp}, {{"oct", 3}, parse_oct}};
     struct str kty = json_get_text(jwk, STR("kty"), arena), kid = json_get_text(jwk, STR("kid"), arena);
     struct json_value value;
     enum status status = check_purpose(jwk, error);
-    size_t type = 0;
 
     if (status != STATUS_OK)
         return status;
     if (!kty.ptr)
         return error_set(error, STATUS_BAD_REQUEST, "the key has no \"kty\"");
-    while (type < sizeof(TYPES) / sizeof(TYPES[0]) && !str_eq(kty, TYPES[type].kty))
-        type++;
-    if (type == sizeof(TYPES) / sizeof(TYPES[0]))
-        return error_set(error, STATUS_BAD_REQUEST, "this type of key is not used");
-    status = TYPES[type].parse(jwk, arena, key, error);
+    if (str_eq(kty, STR("RSA")))
+        status = parse_rsa(jwk, arena, key, error);
+    else if (str_eq(kty, STR("EC")))
+        status = parse_ec(jwk, arena, key, error);
+    else if (str_eq(kty, STR("OKP")))
+        status = parse_okp(jwk, arena, key, error);
+    else if (str_eq(kty, STR("oct")))
+        status = parse_oct(jwk, arena, key, error);
+    else
+        status = error_set(error, STATUS_BAD_REQUEST, "this type of key is not used");
     if (status != STATUS_OK)
         return status;
     /* The key's own `alg`, where it has one, must be the one its type gives: an RSA key for PS256 or RSA-OAEP is not
@@ -299,4 +306,100 @@ void auth_key_deinit(struct auth_key *key)
     free((void *)(uintptr_t)key->secret.ptr);
     free((void *)(uintptr_t)key->kid.ptr);
     *key = (struct auth_key){0};
+}
+
+/* ---- sets ---- */
+
+struct auth_keyset *auth_keyset_create(void)
+{
+    struct auth_keyset *set = memory_zalloc(sizeof(*set));
+
+    atomic_init(&set->refs, 1);
+    return set;
+}
+
+struct auth_keyset *auth_keyset_ref(struct auth_keyset *set)
+{
+    atomic_fetch_add_explicit(&set->refs, 1, memory_order_relaxed);
+    return set;
+}
+
+void auth_keyset_unref(struct auth_keyset *set)
+{
+    if (!set || atomic_fetch_sub_explicit(&set->refs, 1, memory_order_acq_rel) > 1)
+        return;
+    for (size_t i = 0; i < set->count; i++)
+        auth_key_deinit(&set->keys[i]);
+    free(set);
+}
+
+enum status auth_keyset_add_jwks(struct auth_keyset *set, struct str document, const char *origin,
+                                 struct error *error)
+{
+    struct json_value root, keys, jwk;
+    struct json_iter it;
+    struct arena scratch = ARENA(SCRATCH_BYTES);
+    struct error why;
+    size_t before = set->count, listed = 0;
+    enum status status = json_parse(document, JWKS_DEPTH_MAX, &root, error);
+
+    if (status != STATUS_OK)
+        return error_context(error, "%s is not JSON", origin);
+    if (root.type != JSON_OBJECT || json_has_duplicates(&root, &scratch) ||
+        !json_get(&root, STR("keys"), &keys) || keys.type != JSON_ARRAY) {
+        arena_deinit(&scratch);
+        return error_set(error, STATUS_BAD_REQUEST, "%s is not an object with an array \"keys\"", origin);
+    }
+    json_iter_init(&it, &keys);
+    for (; json_iter_next(&it, NULL, &jwk); listed++) {
+        if (set->count == AUTH_KEYS_MAX) {
+            log_warn("jwks_truncated", LOG_CSTR("source", origin), LOG_INT("keys", AUTH_KEYS_MAX));
+            listed++;
+            break;
+        }
+        if (auth_key_parse(&jwk, &scratch, &set->keys[set->count], &why) == STATUS_OK) {
+            set->count++;
+            continue;
+        }
+        struct str kid = str_utf8_cut(json_get_text(&jwk, STR("kid"), &scratch), AUTH_KID_BYTES_MAX);
+        log_warn("jwks_key_skipped", LOG_CSTR("source", origin), LOG_STR("kid", kid),
+                 LOG_CSTR("error", why.message));
+    }
+    arena_deinit(&scratch);
+    if (listed == 0)
+        return error_set(error, STATUS_BAD_REQUEST, "%s lists no key", origin);
+    if (set->count == before)
+        return error_set(error, STATUS_NOT_FOUND, "%s holds no usable key", origin);
+    return STATUS_OK;
+}
+
+enum status auth_keyset_add_secret(struct auth_keyset *set, struct str secret, struct error *error)
+{
+    if (set->count == AUTH_KEYS_MAX)
+        return error_set(error, STATUS_BAD_REQUEST, "more than %d keys", AUTH_KEYS_MAX);
+    enum status status = set_secret(&set->keys[set->count], secret, error);
+    set->count += status == STATUS_OK;
+    return status;
+}
+
+bool auth_keyset_has_kid(const struct auth_keyset *set, struct str kid)
+{
+    for (size_t i = 0; i < set->count; i++)
+        if (set->keys[i].kid.len > 0 && str_eq(set->keys[i].kid, kid))
+            return true;
+    return false;
+}
+
+size_t auth_keyset_candidates(const struct auth_keyset *set, enum auth_algorithm algorithm, struct str kid,
+                              const struct auth_key *found[AUTH_CANDIDATES_MAX])
+{
+    size_t count = 0;
+
+    for (size_t i = 0; i < set->count && count < AUTH_CANDIDATES_MAX; i++) {
+        const struct auth_key *key = &set->keys[i];
+        bool fits = kid.len == 0 || key->kid.len == 0 || str_eq(key->kid, kid);
+        if (key->algorithm == algorithm && fits)
+            found[count++] = key;
+    }
+    return count;
 }
