@@ -116,7 +116,6 @@ static void on_ready(void *context)
 static void open_pod(struct fleet *fleet, struct pod *pod, const char *address)
 {
     const struct bus_topic topic = {.name = topic_name, .partitions = 1};
-    const struct bus_redis_names names = {topic_name, "refdata:inv:stream", "refdata:inv:pub"};
     struct error error = {0};
 
     pod->fleet = fleet;
@@ -127,8 +126,8 @@ static void open_pod(struct fleet *fleet, struct pod *pod, const char *address)
                                             .pod = pod->name,
                                             .topics = &topic,
                                             .topic_count = 1,
-                                            .names = &names,
-                                            .name_count = 1};
+                                            .stream = "refdata:inv:stream",
+                                            .channel = "refdata:inv:pub"};
     const struct bus_subscription subscription = {.topic = topic_name,
                                                   .group = "refdata-query-pods",
                                                   .mode = BUS_EVERY,

@@ -17,12 +17,6 @@
 #include "bus/bus.h"
 #include "loop/worker.h"
 
-/* A topic's names in Redis; NULL: TOPIC:stream and TOPIC:pub. */
-struct bus_redis_names {
-    const char *topic;
-    const char *stream, *channel;
-};
-
 struct bus_redis_config {
     struct worker_pool *workers; /* handlers; stopped after bus_stop() */
     const char *const *nodes;    /* HOST:PORT; a cluster's others are learned from them */
@@ -32,8 +26,8 @@ struct bus_redis_config {
     const char *pod; /* part of the names of this process's groups; unique among live processes */
     const struct bus_topic *topics; /* keep_ms and keep_messages_hard trim the stream */
     size_t topic_count;
-    const struct bus_redis_names *names;
-    size_t name_count;
+    const char *stream,
+        *channel; /* names of topics[0] in Redis; NULL, and all others: TOPIC:stream and TOPIC:pub */
     int64_t connect_ms, answer_ms; /* 0 = 2 s each */
     int64_t poll_ms;               /* how often streams are read without a message on the channel; 0 = 1 s */
     int64_t pod_dead_ms;      /* a pod's group that is unread for so long is removed by others; 0 = 10 min */

@@ -3,7 +3,6 @@
  * is down are lost, so every stream is read once it is up again. A PING finds out whether a silent connection is alive. */
 #include "bus/redis/inside.h"
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
 

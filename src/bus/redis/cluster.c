@@ -1,11 +1,10 @@
 /* Requests and nodes: choice of the node, redirects, time limits; and the probe, a request every few seconds that finds out whether
  * Redis answers and which nodes the cluster has. */
-#include "bus/redis/cluster.h"
+#include "bus/redis/inside.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -38,10 +37,10 @@ void redis_request_deinit(struct redis_request *request)
     arena_deinit(&request->arena);
 }
 
-void redis_request_begin(struct redis_request *request, struct redis_route *route)
+void redis_request_begin(struct redis_request *request, struct redis_topic *topic)
 {
     buf_clear(&request->commands);
-    request->route = route;
+    request->topic = topic;
     request->reply_count = 0;
 }
 
@@ -70,12 +69,12 @@ static void request_finish(struct redis_cluster *cluster, struct redis_request *
 
     request->is_busy = false;
     if (!error && reply->kind == REDIS_ERROR) {
-        error_set(&refusal, STATUS_DB_ERROR, "%.*s", STR_ARG(str_utf8_cut(reply->text, 200)));
+        (void)redis_reply_error(reply, STATUS_DB_ERROR, &refusal);
         error = &refusal;
     } else {
         atomic_store(&cluster->is_up, !error);
     }
-    request->on_done(request, error ? error->status : STATUS_OK, error);
+    request->on_done(request, error);
 }
 
 /* ---- known nodes ---- */
@@ -87,9 +86,11 @@ static struct redis_node *cluster_node(struct redis_cluster *cluster, const stru
 
     for (size_t i = 0; i < cluster->node_count; i++) {
         struct redis_node *at = cluster->nodes[i];
-        if (at->is_used && at->address.port == address->port && strcmp(at->address.host, address->host) == 0)
+        if (at->address.port == address->port && strcmp(at->address.host, address->host) == 0) {
+            at->is_known = true;
             return at;
-        if (!at->is_used)
+        }
+        if (!at->is_known && STAILQ_EMPTY(&at->requests))
             node = at;
     }
     if (!node && cluster->node_count == NODES_MAX)
@@ -106,7 +107,7 @@ static struct redis_node *cluster_node(struct redis_cluster *cluster, const stru
             memory_realloc_array(cluster->nodes, cluster->node_count + 1, sizeof cluster->nodes[0]);
         cluster->nodes[cluster->node_count++] = node;
     }
-    node->is_used = true;
+    node->is_known = true;
     node->address = *address;
     node->backoff = (struct backoff){.min_ms = AVOID_MIN_MS, .max_ms = AVOID_MAX_MS};
     node->avoided_until_ns = 0;
@@ -121,40 +122,33 @@ struct redis_node *redis_cluster_next(struct redis_cluster *cluster)
 
     for (size_t i = 0; i < cluster->node_count; i++) {
         struct redis_node *node = cluster->nodes[cluster->turn++ % cluster->node_count];
-        if (node->is_used && node->avoided_until_ns <= now_ns)
+        if (node->is_known && node->avoided_until_ns <= now_ns)
             return node;
-        any = node->is_used ? node : any;
+        any = node->is_known ? node : any;
     }
     return any;
 }
 
-/* Of CLUSTER SLOTS: [[first, last, [host, port, …] …] …], masters and replicas. Nodes that it no longer lists, that are not
- * configured and have nothing to answer are forgotten. */
+/* Of CLUSTER SLOTS: [[first, last, [host, port, …] …] …], masters and replicas. Nodes that it no longer lists, and that are not
+ * configured, are forgotten. */
 static void cluster_learn(struct redis_cluster *cluster, const struct redis_reply *slots,
                           const struct redis_address *asked)
 {
     struct redis_address address;
 
     for (size_t i = 0; i < cluster->node_count; i++)
-        cluster->nodes[i]->is_listed = false;
-    for (size_t i = 0; i < cluster->seed_count; i++) {
-        struct redis_node *seed = cluster_node(cluster, &cluster->seeds[i]);
-        if (seed)
-            seed->is_listed = true;
-    }
+        cluster->nodes[i]->is_known = false;
+    for (size_t i = 0; i < cluster->configured_count; i++)
+        cluster_node(cluster, &cluster->configured[i]);
     for (size_t i = 0; i < slots->count; i++)
-        for (size_t at = 2; at < slots->items[i].count; at++) {
-            bool is_node = redis_address_of_node(redis_reply_at(&slots->items[i], at), asked, &address);
-            struct redis_node *node = is_node ? cluster_node(cluster, &address) : NULL;
-            if (node)
-                node->is_listed = true;
-        }
+        for (size_t at = 2; at < slots->items[i].count; at++)
+            if (redis_address_of_node(redis_reply_at(&slots->items[i], at), asked, &address))
+                cluster_node(cluster, &address);
     for (size_t i = 0; i < cluster->node_count; i++) {
         struct redis_node *node = cluster->nodes[i];
-        if (node->is_used && !node->is_listed && STAILQ_EMPTY(&node->requests)) {
+        if (!node->is_known && STAILQ_EMPTY(&node->requests)) {
             redis_link_close(&node->link);
             loop_timer_stop(cluster->loop, &node->timer);
-            node->is_used = false;
         }
     }
 }
@@ -199,8 +193,8 @@ static void node_lost(struct redis_node *node, bool was_open, const struct error
                  LOG_ERROR_FIELDS(error));
     }
     STAILQ_FOREACH_SAFE(request, &lost, link, after) {
-        if (request->route->node == node)
-            request->route->node = NULL;
+        if (request->topic->node == node)
+            request->topic->node = NULL;
         struct redis_node *next = was_open || cluster->is_closing ? NULL : redis_cluster_next(cluster);
         if (next && next->avoided_until_ns <= clock_mono_ns() && ++request->sends < SENDS_MAX)
             request_send_to(next, request);
@@ -229,7 +223,7 @@ static void on_node_closed(struct redis_link *link, const struct error *error)
 static void on_node_open(struct redis_link *link)
 {
     struct redis_node *node = (struct redis_node *)link;
-    int64_t answer_by_ns = clock_deadline_ms(node->cluster->answer_ms);
+    int64_t answer_by_ns = clock_deadline_ms(node->cluster->config->answer_ms);
     struct redis_request *request;
 
     metric_add(node->cluster->connections, 1);
@@ -250,17 +244,17 @@ static void request_redirect(struct redis_node *node, struct redis_request *requ
     metric_add(cluster->redirects, 1);
     if (!redirect->to.host[0])
         memcpy(redirect->to.host, node->address.host, sizeof redirect->to.host);
-    struct redis_node *next = cluster->is_single ? NULL : cluster_node(cluster, &redirect->to);
+    struct redis_node *next = !cluster->config->cluster ? NULL : cluster_node(cluster, &redirect->to);
     if (!next || ++request->sends >= SENDS_MAX) {
         error_set(&error, STATUS_DB_DOWN, "%s",
-                  cluster->is_single
+                  !cluster->config->cluster
                       ? "redis.mode is single, but the node is part of a cluster: set it to cluster"
                       : "redirected too often");
         request_finish(cluster, request, &error);
         return;
     }
     if (!redirect->is_ask)
-        request->route->node = next;
+        request->topic->node = next;
     request->is_asking = redirect->is_ask;
     FAILPOINT("redis.before_redirected");
     request_send_to(next, request);
@@ -272,8 +266,8 @@ static bool is_node_error(const struct redis_reply *reply)
     static const char *const prefixes[] = {"CLUSTERDOWN", "TRYAGAIN",   "LOADING",
                                            "READONLY",    "MASTERDOWN", "NOREPLICAS"};
 
-    for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++)
-        if (redis_reply_is_error(reply, prefixes[i]))
+    for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0] && reply->kind == REDIS_ERROR; i++)
+        if (str_starts_with(reply->text, str_from(prefixes[i])))
             return true;
     return false;
 }
@@ -303,12 +297,12 @@ static void on_node_reply(struct redis_link *link, const struct redis_reply *rep
     if (reply->kind == REDIS_ERROR && redis_redirect_parse(reply->text, &redirect)) {
         request_redirect(node, request, &redirect);
     } else if (is_node_error(reply)) {
-        request->route->node = NULL;
-        error_set(&error, STATUS_DB_DOWN, "%.*s", STR_ARG(str_utf8_cut(reply->text, 200)));
+        request->topic->node = NULL;
+        (void)redis_reply_error(reply, STATUS_DB_DOWN, &error);
         request_finish(node->cluster, request, &error);
     } else {
-        if (!request->route->node)
-            request->route->node = node;
+        if (!request->topic->node)
+            request->topic->node = node;
         request_finish(node->cluster, request, NULL);
     }
 }
@@ -324,8 +318,8 @@ static void request_send_to(struct redis_node *node, struct redis_request *reque
     request->replies_seen = 0;
     arena_reset(&request->arena);
     if (node->avoided_until_ns > clock_mono_ns()) {
-        if (request->route->node == node)
-            request->route->node = NULL;
+        if (request->topic->node == node)
+            request->topic->node = NULL;
         error_set(&error, STATUS_DB_DOWN, "%s:%u failed a moment ago: %s", node->address.host,
                   (unsigned)node->address.port, node->reason);
         request_finish(cluster, request, &error);
@@ -337,9 +331,10 @@ static void request_send_to(struct redis_node *node, struct redis_request *reque
             node_lost(node, false, &error);
             return;
         }
-        loop_timer_start(cluster->loop, &node->timer, clock_deadline_ms(cluster->connect_ms), on_overdue);
+        loop_timer_start(cluster->loop, &node->timer, clock_deadline_ms(cluster->config->connect_ms),
+                         on_overdue);
     }
-    request->answer_by_ns = clock_deadline_ms(cluster->answer_ms);
+    request->answer_by_ns = clock_deadline_ms(cluster->config->answer_ms);
     if (request->is_asking)
         redis_link_send(&node->link, STR("*1\r\n$6\r\nASKING\r\n"));
     redis_link_send(&node->link, buf_str(&request->commands));
@@ -348,7 +343,7 @@ static void request_send_to(struct redis_node *node, struct redis_request *reque
 
 void redis_cluster_send(struct redis_cluster *cluster, struct redis_request *request)
 {
-    struct redis_node *node = request->route->node;
+    struct redis_node *node = request->topic->node;
     struct error error;
 
     request->is_busy = true;
@@ -357,10 +352,10 @@ void redis_cluster_send(struct redis_cluster *cluster, struct redis_request *req
     if (cluster->is_closing) {
         error_set(&error, STATUS_CANCELLED, "the bus is stopping");
         request_finish(cluster, request, &error);
-    } else if (!cluster->is_known && request != &cluster->probe) {
+    } else if (!cluster->has_probed && request != &cluster->probe) {
         STAILQ_INSERT_TAIL(&cluster->waiting, request, link);
     } else {
-        request_send_to(node && node->is_used ? node : redis_cluster_next(cluster), request);
+        request_send_to(node && node->is_known ? node : redis_cluster_next(cluster), request);
     }
 }
 
@@ -389,22 +384,20 @@ static void probe_in(struct redis_cluster *cluster, int64_t ms)
         loop_timer_start(cluster->loop, &cluster->probe_timer, clock_deadline_ms(ms), on_probe_due);
 }
 
-static void on_probed(struct redis_request *request, enum status status, const struct error *error)
+static void on_probed(struct redis_request *request, const struct error *error)
 {
     struct redis_cluster *cluster = CONTAINER_OF(request, struct redis_cluster, probe);
+    /* The error is a refusal of the whole or of CLUSTER SLOTS: Redis is not usable. */
     const struct redis_reply *slots =
-        status == STATUS_OK && !cluster->is_single ? redis_reply_at(request->reply, 0) : NULL;
-    const struct redis_reply *refusal = status == STATUS_DB_ERROR             ? request->reply
-                                        : slots && slots->kind == REDIS_ERROR ? slots
-                                                                              : NULL;
+        error || !cluster->config->cluster ? request->reply : redis_reply_at(request->reply, 0);
     struct error refused;
 
-    if (refusal) {
-        status = error_set(&refused, STATUS_DB_DOWN, "%.*s", STR_ARG(str_utf8_cut(refusal->text, 200)));
+    if (slots && slots->kind == REDIS_ERROR && (!error || error->status == STATUS_DB_ERROR)) {
+        (void)redis_reply_error(slots, STATUS_DB_DOWN, &refused);
         error = &refused;
         atomic_store(&cluster->is_up, false);
     }
-    if (status != STATUS_OK) {
+    if (error) {
         cluster_release(cluster, error);
         if (++cluster->probe_failures == PROBE_FAILURES_LOGGED && !cluster->is_closing)
             log_error("redis_unreachable", LOG_ERROR_FIELDS(error));
@@ -414,9 +407,9 @@ static void on_probed(struct redis_request *request, enum status status, const s
     if (cluster->probe_failures >= PROBE_FAILURES_LOGGED)
         log_info("redis_reachable");
     cluster->probe_failures = 0;
-    if (slots && request->route->node)
-        cluster_learn(cluster, slots, &request->route->node->address);
-    cluster->is_known = true;
+    if (cluster->config->cluster && request->topic->node)
+        cluster_learn(cluster, slots, &request->topic->node->address);
+    cluster->has_probed = true;
     cluster_release(cluster, NULL);
     probe_in(cluster, PROBE_MS);
 }
@@ -426,34 +419,34 @@ static void on_probe_due(struct loop_timer *timer)
     struct redis_cluster *cluster = CONTAINER_OF(timer, struct redis_cluster, probe_timer);
     struct redis_request *request = &cluster->probe;
 
-    redis_request_begin(request, cluster->probe_route);
-    if (!cluster->is_single) {
+    redis_request_begin(request, request->topic);
+    if (cluster->config->cluster) {
         redis_request_add(request, "MULTI");
         redis_request_add(request, "CLUSTER SLOTS");
     }
-    redis_request_add(request, "XLEN %s", cluster->probe_key);
-    if (!cluster->is_single)
+    redis_request_add(request, "XLEN %s", request->topic->stream);
+    if (cluster->config->cluster)
         redis_request_add(request, "EXEC");
     redis_cluster_send(cluster, request);
 }
 
 /* ---- life ---- */
 
-void redis_cluster_init(struct redis_cluster *cluster, struct loop *loop, const struct redis_access *access)
+void redis_cluster_init(struct redis_cluster *cluster, struct redis *redis)
 {
-    cluster->loop = loop;
-    cluster->access = access;
-    cluster->is_known = cluster->is_single;
+    cluster->loop = redis->loop;
+    cluster->access = &redis->access;
+    cluster->config = &redis->config;
+    cluster->has_probed = !cluster->config->cluster;
     STAILQ_INIT(&cluster->waiting);
     redis_request_init(&cluster->probe, on_probed);
-    for (size_t i = 0; i < cluster->seed_count; i++)
-        cluster_node(cluster, &cluster->seeds[i]);
+    for (size_t i = 0; i < cluster->configured_count; i++)
+        cluster_node(cluster, &cluster->configured[i]);
 }
 
-void redis_cluster_start(struct redis_cluster *cluster, struct redis_route *route, const char *key)
+void redis_cluster_start(struct redis_cluster *cluster, struct redis_topic *topic)
 {
-    cluster->probe_route = route;
-    cluster->probe_key = key;
+    cluster->probe.topic = topic;
     probe_in(cluster, 0);
 }
 

@@ -1,5 +1,5 @@
-/* A connection and its states: CLOSED → CONNECTING → [HANDSHAKE →] [AUTHENTICATING →] OPEN → CLOSED; also from any state to CLOSED. */
-#include "bus/redis/link.h"
+/* A connection: opening, TLS, AUTH, reading and writing. */
+#include "bus/redis/inside.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 #include "base/memory.h"
-#include "bus/bus_redis.h"
 
 enum {
     READ_BYTES = 65536,

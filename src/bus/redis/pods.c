@@ -1,155 +1,73 @@
-/* Removes the consumer groups of dead pods. Each pod marks its groups as alive by keys that expire after pod_dead_ms. A group is
- * dead when it has no mark and no consumer has read it for pod_dead_ms, and this pod has found it so for another pod_dead_ms. So
- * a group of another program, which sets no mark, is safe as long as it is read.
- *
- *   LIST   renews our own mark and lists the groups
- *   LOOK   asks for the marks and the consumers of the others
- *   REMOVE removes one that is dead
- */
+/* Removes the consumer groups of dead pods: groups of the same subscription (GROUP:POD) that no consumer has read for pod_dead_ms. A
+ * pod that lives reads its own pending entries several times in this period, since Redis does not note when a consumer found nothing
+ * new. A node that has just become the master, or has restarted, has old times. So groups are removed only by a reader that has read
+ * from the same node for pod_dead_ms without a failure. */
 #include "bus/redis/inside.h"
 
-#include <stdlib.h>
-
-#include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/memory.h"
 
-enum { TICK_MS = 2000 };
-
-static void free_peers(struct redis_peer *peers, size_t count)
+/* In ms, by the server's clock; 0: it has no consumer. */
+static int64_t last_read_ms(const struct redis_reply *group)
 {
-    for (size_t i = 0; i < count; i++)
-        free(peers[i].group);
+    const struct redis_reply *consumers = redis_reply_field(group, STR("consumers"));
+    int64_t last_ms = 0;
+
+    for (size_t i = 0; i < consumers->count; i++) {
+        int64_t seen_ms = redis_reply_field(&consumers->items[i], STR("seen-time"))->integer;
+        last_ms = seen_ms > last_ms ? seen_ms : last_ms;
+    }
+    return last_ms;
 }
 
-/* ---- LOOK ---- */
-
-/* The groups of the same subscription in other pods: their names, and their marks, differ from ours in the pod's id only. */
-static void pods_look(struct redis_reader *reader, const struct redis_reply *groups)
-{
-    struct redis_request *request = &reader->pods_request;
-    struct str prefix = str_of(reader->group, strlen(reader->consumer.spec.group) + 1);
-    struct redis_peer peers[REDIS_PEERS_MAX];
-    size_t count = 0;
-
-    for (size_t i = 0; i < groups->count && count < REDIS_PEERS_MAX; i++) {
-        struct str name = redis_reply_field(&groups->items[i], STR("name"))->text;
-        if (!name.ptr || !str_starts_with(name, prefix) || str_eq(name, str_from(reader->group)))
-            continue;
-        peers[count] = (struct redis_peer){.group = str_dup(name)};
-        for (size_t k = 0; k < reader->peer_count; k++)
-            if (strcmp(reader->peers[k].group, peers[count].group) == 0)
-                peers[count].dead_since_ns = reader->peers[k].dead_since_ns;
-        count++;
-    }
-    free_peers(reader->peers, reader->peer_count);
-    memcpy(reader->peers, peers, count * sizeof peers[0]);
-    reader->peer_count = count;
-    if (count == 0)
-        return;
-    reader->pods_step = PODS_LOOK;
-    redis_request_begin(request, &reader->topic->route);
-    redis_request_add(request, "MULTI");
-    for (size_t i = 0; i < count; i++) {
-        redis_request_add(request, "EXISTS %s%s", reader->alive_prefix, peers[i].group);
-        redis_request_add(request, "XINFO CONSUMERS %s %s", reader->topic->stream, peers[i].group);
-    }
-    redis_request_add(request, "EXEC");
-    redis_cluster_send(&reader->redis->cluster, request);
-}
-
-/* ---- REMOVE ---- */
-
-static void pods_judge(struct redis_reader *reader, const struct redis_reply *reply)
-{
-    int64_t now_ns = clock_mono_ns(), dead_ms = reader->redis->config.pod_dead_ms;
-    const char *dead = NULL;
-
-    for (size_t i = 0; i < reader->peer_count; i++) {
-        struct redis_peer *peer = &reader->peers[i];
-        const struct redis_reply *exists = redis_reply_at(reply, 2 * i);
-        const struct redis_reply *consumers = redis_reply_at(reply, 2 * i + 1);
-        bool is_dead =
-            exists->kind == REDIS_INTEGER && exists->integer == 0 && consumers->kind == REDIS_ARRAY;
-        for (size_t k = 0; k < consumers->count && is_dead; k++) {
-            const struct redis_reply *idle = redis_reply_field(&consumers->items[k], STR("idle"));
-            is_dead = idle->kind == REDIS_INTEGER && idle->integer >= dead_ms;
-        }
-        if (!is_dead)
-            peer->dead_since_ns = 0;
-        else if (peer->dead_since_ns == 0)
-            peer->dead_since_ns = now_ns;
-        else if (now_ns - peer->dead_since_ns >= dead_ms * CLOCK_NS_PER_MS)
-            dead = peer->group;
-    }
-    if (!dead)
-        return;
-    log_info("redis_dead_pod_removed", LOG_CSTR("group", dead), LOG_CSTR("stream", reader->topic->stream));
-    reader->pods_step = PODS_REMOVE;
-    redis_request_begin(&reader->pods_request, &reader->topic->route);
-    redis_request_add(&reader->pods_request, "XGROUP DESTROY %s %s", reader->topic->stream, dead);
-    redis_cluster_send(&reader->redis->cluster, &reader->pods_request);
-}
-
-static void on_pods_answered(struct redis_request *request, enum status status, const struct error *error)
+void redis_pods_answered(struct redis_request *request, const struct error *error)
 {
     struct redis_reader *reader = CONTAINER_OF(request, struct redis_reader, pods_request);
+    int64_t dead_ms = reader->redis->config.pod_dead_ms, now_ms = 0;
+    struct str prefix = str_of(reader->group, strlen(reader->consumer.spec.group) + 1);
 
-    (void)error;
-    if (status != STATUS_OK || request->reply->kind != REDIS_ARRAY)
-        return; /* the next tick begins anew */
-    if (reader->pods_step == PODS_LIST)
-        pods_look(reader, redis_reply_at(request->reply, 1));
-    else if (reader->pods_step == PODS_LOOK)
-        pods_judge(reader, request->reply);
-}
-
-/* ---- LIST ---- */
-
-/* Every pod looks at the groups of all others, so it does so rarely, and a fleet that starts together not all at once. */
-static void on_pods_tick(struct loop_timer *timer)
-{
-    struct redis *redis = CONTAINER_OF(timer, struct redis, pods_timer);
-    int64_t now_ns = clock_mono_ns(), every_ms = redis->config.pod_dead_ms / 4;
-
-    for (size_t i = 0; i < redis->reader_count; i++) {
-        struct redis_reader *reader = redis->readers[i];
-        if (!reader->is_ready || reader->pods_request.is_busy || now_ns < reader->pods_at_ns)
+    if (error || request->reply->kind != REDIS_ARRAY) /* a failure, or the reply to a removal */
+        return;
+    const struct redis_reply *groups = redis_reply_field(redis_reply_at(request->reply, 1), STR("groups"));
+    if (reader->topic->node != reader->node || clock_mono_ns() - reader->steady_ns < TASK_MS(dead_ms))
+        return;
+    for (size_t i = 0; i < groups->count; i++)
+        if (str_eq(redis_reply_field(&groups->items[i], STR("name"))->text, str_from(reader->group)))
+            now_ms = last_read_ms(&groups->items[i]);
+    redis_request_begin(request, reader->topic);
+    for (size_t i = 0; i < groups->count; i++) {
+        struct str name = redis_reply_field(&groups->items[i], STR("name"))->text;
+        if (!name.ptr || !str_starts_with(name, prefix) || now_ms - last_read_ms(&groups->items[i]) < dead_ms)
             continue;
-        bool is_first = reader->pods_at_ns == 0;
-        int64_t delay_ms = is_first ? (int64_t)(random_u64() % (uint64_t)(every_ms + 1)) : every_ms;
-        reader->pods_at_ns = clock_deadline_ms(delay_ms);
-        if (is_first)
-            continue;
-        struct redis_request *request = &reader->pods_request;
-        reader->pods_step = PODS_LIST;
-        redis_request_begin(request, &reader->topic->route);
-        redis_request_add(request, "MULTI");
-        redis_request_add(request, "SET %s%s 1 PX %lld", reader->alive_prefix, reader->group,
-                          (long long)redis->config.pod_dead_ms);
-        redis_request_add(request, "XINFO GROUPS %s", reader->topic->stream);
-        redis_request_add(request, "EXEC");
-        redis_cluster_send(&redis->cluster, request);
+        log_info("redis_dead_pod_removed", LOG_STR("group", name), LOG_CSTR("stream", reader->topic->stream));
+        redis_request_add_list(
+            request, (struct str[]){STR("XGROUP"), STR("DESTROY"), str_from(reader->topic->stream), name}, 4);
     }
-    redis_pods_start(redis);
+    if (request->reply_count > 0)
+        redis_cluster_send(&reader->redis->cluster, request);
 }
 
-void redis_pods_start(struct redis *redis)
+/* Every pod looks at the groups of all others, so it does so rarely, and pods that start together look at different times. */
+void redis_pods_look(struct redis_reader *reader)
 {
-    int64_t tick_ms = redis->config.pod_dead_ms / 4 < TICK_MS ? redis->config.pod_dead_ms / 4 : TICK_MS;
+    struct redis_request *request = &reader->pods_request;
+    int64_t now_ns = clock_mono_ns(), every_ns = TASK_MS(reader->redis->config.pod_dead_ms) / 4;
+    bool is_first = reader->pods_at_ns == 0;
 
-    loop_timer_start(redis->loop, &redis->pods_timer, clock_deadline_ms(tick_ms > 0 ? tick_ms : 1),
-                     on_pods_tick);
-}
-
-void redis_pods_init(struct redis_reader *reader)
-{
-    redis_request_init(&reader->pods_request, on_pods_answered);
-}
-
-void redis_pods_deinit(struct redis_reader *reader)
-{
-    redis_request_deinit(&reader->pods_request);
-    free_peers(reader->peers, reader->peer_count);
+    if (reader->topic->node != reader->node)
+        reader->steady_ns = now_ns;
+    reader->node = reader->topic->node;
+    if (request->is_busy || now_ns < reader->pods_at_ns)
+        return;
+    reader->pods_at_ns = now_ns + (is_first ? (int64_t)(random_u64() % (uint64_t)(every_ns + 1)) : every_ns);
+    if (is_first)
+        return;
+    redis_request_begin(request, reader->topic);
+    redis_request_add(request, "MULTI");
+    redis_request_add(request, "XREADGROUP GROUP %s %s COUNT 1 STREAMS %s 0", reader->group,
+                      reader->redis->pod, reader->topic->stream);
+    redis_request_add(request, "XINFO STREAM %s FULL COUNT 1", reader->topic->stream);
+    redis_request_add(request, "EXEC");
+    redis_cluster_send(&reader->redis->cluster, request);
 }

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/memory.h"
 
@@ -69,7 +68,7 @@ static void add_commands(struct publication *publication, const struct bus_messa
     int64_t ahead_ms = atomic_load(&topic->clock_ahead_ms), keep_ms = topic->state->spec.keep_ms;
     int64_t oldest_ms = clock_mono_ns() / CLOCK_NS_PER_MS + ahead_ms - keep_ms;
 
-    redis_request_begin(request, &publication->topic->route);
+    redis_request_begin(request, publication->topic);
     redis_request_add(request, "MULTI");
     for (size_t i = 0; i < count; i++)
         if (str_eq(messages[i].topic, topic->state->name))
@@ -85,15 +84,16 @@ static void add_commands(struct publication *publication, const struct bus_messa
 
 /* ---- the reply, on the loop ---- */
 
-static void on_published(struct redis_request *request, enum status status, const struct error *error)
+static void on_published(struct redis_request *request, const struct error *error)
 {
     struct publication *publication = CONTAINER_OF(request, struct publication, request);
     struct redis *redis = publication->redis;
+    enum status status = error ? error->status : STATUS_OK;
     struct redis_id id = {0};
 
     FAILPOINT("redis.after_publish");
     pthread_mutex_lock(&redis->lock);
-    if (status != STATUS_OK)
+    if (error)
         publication->error = *error;
     for (size_t i = 0; i < publication->count && status == STATUS_OK; i++) {
         /* the first items of EXEC's reply are the ids */

@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/clock.h"
-#include "base/hash.h"
 #include "base/memory.h"
 
 enum { LEAVE_MS = 500 }; /* for the removal of our groups */
@@ -28,42 +26,15 @@ struct redis_topic *redis_topic_of(struct redis *redis, const struct bus_topic_s
     return &redis->topics[state - redis->bus.topics];
 }
 
-/* ---- messages to the loop ---- */
-
-struct loop_call {
-    struct loop_message message; /* first */
-    struct redis *redis;
-    void (*fn)(struct redis *redis);
-};
-
-static void on_loop_call(struct loop *loop, struct loop_message *message)
-{
-    struct loop_call *call = (struct loop_call *)message;
-
-    loop_free_later(loop, call, free);
-    call->fn(call->redis);
-}
-
-static void call_on_loop(struct redis *redis, void (*fn)(struct redis *redis))
-{
-    struct loop_call *call = memory_zalloc(sizeof *call);
-
-    *call = (struct loop_call){.message.on_message = on_loop_call, .redis = redis, .fn = fn};
-    loop_post(redis->loop, &call->message);
-}
-
-static void redis_subscribe(struct bus *bus, const struct bus_consumer *consumer)
-{
-    redis_reader_create((struct redis *)bus, consumer);
-}
-
 /* ---- start and stop ---- */
 
-static void start_on_loop(struct redis *redis)
+static void on_start(struct loop *loop, struct loop_message *message)
 {
-    redis_cluster_start(&redis->cluster, &redis->topics[0].route, redis->topics[0].stream);
+    struct redis *redis = CONTAINER_OF(message, struct redis, start);
+
+    (void)loop;
+    redis_cluster_start(&redis->cluster, &redis->topics[0]);
     redis_channel_start(redis);
-    redis_pods_start(redis);
     for (size_t i = 0; i < redis->reader_count; i++)
         redis_reader_step(redis->readers[i]);
 }
@@ -74,14 +45,14 @@ static void redis_start(struct bus *bus)
 
     for (size_t i = 0; i < redis->reader_count; i++)
         task_start(redis->readers[i]->task, TASK_IDLE);
-    call_on_loop(redis, start_on_loop);
+    redis->start.on_message = on_start;
+    loop_post(redis->loop, &redis->start);
 }
 
 static void on_leave_due(struct loop_timer *timer)
 {
     struct redis *redis = CONTAINER_OF(timer, struct redis, leave_timer);
 
-    loop_timer_stop(redis->loop, &redis->pods_timer);
     redis_channel_close(redis);
     redis_cluster_close(&redis->cluster);
     pthread_mutex_lock(&redis->lock);
@@ -96,8 +67,11 @@ void redis_left(struct redis *redis)
         loop_timer_start(redis->loop, &redis->leave_timer, 0, on_leave_due);
 }
 
-static void leave_on_loop(struct redis *redis)
+static void on_leave(struct loop *loop, struct loop_message *message)
 {
+    struct redis *redis = CONTAINER_OF(message, struct redis, leave);
+
+    (void)loop;
     pthread_mutex_lock(&redis->lock);
     bool is_interrupted = redis->is_interrupted;
     pthread_mutex_unlock(&redis->lock);
@@ -143,7 +117,8 @@ static void redis_stop(struct bus *bus, int64_t grace_ms)
     while (redis->publishers > 0)
         pthread_cond_wait(&redis->changed, &redis->lock);
     pthread_mutex_unlock(&redis->lock);
-    call_on_loop(redis, leave_on_loop);
+    redis->leave.on_message = on_leave;
+    loop_post(redis->loop, &redis->leave);
     pthread_mutex_lock(&redis->lock);
     while (!redis->has_left)
         pthread_cond_wait(&redis->changed, &redis->lock);
@@ -167,7 +142,7 @@ static void redis_destroy(struct bus *bus)
         redis_cluster_deinit(&redis->cluster);
         loop_destroy(redis->loop);
     }
-    free(redis->cluster.seeds);
+    free(redis->cluster.configured);
     redis_access_deinit(&redis->access);
     for (size_t i = 0; redis->topics && i < redis->bus.topic_count; i++) {
         free(redis->topics[i].stream);
@@ -185,7 +160,7 @@ static const struct bus_driver redis_driver = {
     .name = "Redis",
     .lacks_shared = true,
     .publish = bus_redis_publish,
-    .subscribe = redis_subscribe,
+    .subscribe = redis_reader_create,
     .start = redis_start,
     .stop = redis_stop,
     .interrupt = redis_interrupt,
@@ -201,24 +176,21 @@ static enum status redis_take_nodes(struct redis *redis, const struct bus_redis_
 
     if (config->node_count == 0)
         return error_set(error, STATUS_CONFIG, "Redis has no nodes: set redis.nodes");
-    cluster->seed_count = config->cluster ? config->node_count : 1;
-    cluster->seeds = memory_zalloc(cluster->seed_count * sizeof cluster->seeds[0]);
-    for (size_t i = 0; i < cluster->seed_count; i++)
-        if (!redis_address_parse(str_from(config->nodes[i]), &cluster->seeds[i]))
+    cluster->configured_count = config->cluster ? config->node_count : 1;
+    cluster->configured = memory_zalloc(cluster->configured_count * sizeof cluster->configured[0]);
+    for (size_t i = 0; i < cluster->configured_count; i++)
+        if (!redis_address_parse(str_from(config->nodes[i]), &cluster->configured[i]))
             return error_set(error, STATUS_CONFIG, "a Redis node is HOST:PORT, not \"%.*s\"",
                              STR_ARG(str_utf8_cut(str_from(config->nodes[i]), 100)));
-    cluster->is_single = !config->cluster;
-    cluster->connect_ms = redis->config.connect_ms;
-    cluster->answer_ms = redis->config.answer_ms;
     return STATUS_OK;
 }
 
-static char *name_or_default(const char *given, const char *topic, const char *suffix)
+static char *topic_name(const char *configured, const char *topic, const char *suffix)
 {
     char name[256];
 
     snprintf(name, sizeof name, "%s:%s", topic, suffix);
-    return str_dup(str_from(given ? given : name));
+    return str_dup(str_from(configured ? configured : name));
 }
 
 static enum status redis_take_topics(struct redis *redis, const struct bus_redis_config *config,
@@ -228,22 +200,13 @@ static enum status redis_take_topics(struct redis *redis, const struct bus_redis
     for (size_t i = 0; i < redis->bus.topic_count; i++) {
         struct redis_topic *topic = &redis->topics[i];
         struct bus_topic_state *state = &redis->bus.topics[i];
-        const struct bus_redis_names *given = &(struct bus_redis_names){0};
-        for (size_t n = 0; n < config->name_count; n++)
-            if (str_eq(str_from(config->names[n].topic), state->name))
-                given = &config->names[n];
         topic->state = state;
-        topic->stream = name_or_default(given->stream, state->spec.name, "stream");
-        topic->channel = name_or_default(given->channel, state->spec.name, "pub");
+        topic->stream = topic_name(i == 0 ? config->stream : NULL, state->spec.name, "stream");
+        topic->channel = topic_name(i == 0 ? config->channel : NULL, state->spec.name, "pub");
         atomic_store(&state->known, true);
         if (state->spec.partitions != 1)
             return error_set(error, STATUS_CONFIG, "topic %s has %u partitions: on Redis a topic has one",
                              state->spec.name, state->spec.partitions);
-        /* with a brace that does not begin a hash tag no other key can be placed in the stream's slot */
-        const char *open = strchr(topic->stream, '{'), *close = strchr(open ? open : topic->stream, '}');
-        if (open ? !close || close == open + 1 : close != NULL)
-            return error_set(error, STATUS_CONFIG, "a stream called \"%s\" has a brace but no hash tag",
-                             topic->stream);
     }
     return STATUS_OK;
 }
@@ -258,7 +221,6 @@ static void *run_loop(void *loop)
 enum status bus_redis_create(const struct bus_redis_config *config, struct bus **bus, struct error *error)
 {
     struct redis *redis = memory_zalloc(sizeof *redis);
-    char random_name[17];
 
     *bus = NULL;
     pthread_mutex_init(&redis->lock, NULL);
@@ -269,6 +231,7 @@ enum status bus_redis_create(const struct bus_redis_config *config, struct bus *
     redis->cluster.redirects = metric_series_get(&redirects_family, NULL);
     redis->config = (struct bus_redis_config){
         .workers = config->workers,
+        .cluster = config->cluster,
         .connect_ms = config->connect_ms ? config->connect_ms : 2000,
         .answer_ms = config->answer_ms ? config->answer_ms : 2000,
         .poll_ms = config->poll_ms ? config->poll_ms : 1000,
@@ -276,8 +239,7 @@ enum status bus_redis_create(const struct bus_redis_config *config, struct bus *
         .handler_ms = config->handler_ms ? config->handler_ms : 30000,
     };
     redis->bus.message_bytes_max = config->message_bytes_max ? config->message_bytes_max : 4u << 20;
-    snprintf(random_name, sizeof random_name, "%016llx", (unsigned long long)random_u64());
-    redis->pod = str_dup(str_from(config->pod ? config->pod : random_name));
+    redis->pod = str_dup(str_from(config->pod));
     enum status status = bus_init(&redis->bus, &redis_driver, config->topics, config->topic_count,
                                   config->keep_dead_ms, error);
     if (status == STATUS_OK)
@@ -289,7 +251,7 @@ enum status bus_redis_create(const struct bus_redis_config *config, struct bus *
                                    REPLY_BYTES_MIN + 4 * redis->bus.message_bytes_max, error);
     if (status == STATUS_OK) {
         redis->loop = loop_create(&(struct loop_options){0});
-        redis_cluster_init(&redis->cluster, redis->loop, &redis->access);
+        redis_cluster_init(&redis->cluster, redis);
         redis_channel_init(redis);
         redis->has_thread = pthread_create(&redis->thread, NULL, run_loop, redis->loop) == 0;
         if (!redis->has_thread)

@@ -1,6 +1,6 @@
 /* Replies are built in the caller's arena by functions given to hiredis's reader, so that a reply needs no free and an array's
  * length is checked before anything is allocated for it. */
-#include "bus/redis/reply.h"
+#include "bus/redis/inside.h"
 
 #include <hiredis/hiredis.h>
 #include <stdio.h>
@@ -21,9 +21,9 @@ const struct redis_reply *redis_reply_at(const struct redis_reply *reply, size_t
     return reply->kind == REDIS_ARRAY && at < reply->count ? &reply->items[at] : &nil;
 }
 
-bool redis_reply_is_error(const struct redis_reply *reply, const char *prefix)
+enum status redis_reply_error(const struct redis_reply *reply, enum status status, struct error *error)
 {
-    return reply->kind == REDIS_ERROR && str_starts_with(reply->text, str_from(prefix));
+    return error_set(error, status, "%.*s", STR_ARG(str_utf8_cut(reply->text, 200)));
 }
 
 const struct redis_reply *redis_reply_field(const struct redis_reply *reply, struct str name)
@@ -208,7 +208,7 @@ bool redis_stream_info_parse(const struct redis_reply *reply, struct redis_strea
     return redis_id_parse(redis_reply_field(reply, STR("last-generated-id"))->text, &info->last);
 }
 
-enum status redis_entries_parse(const struct redis_reply *reply, struct arena *arena,
+enum status redis_entries_parse(const struct redis_reply *reply, struct str topic, struct arena *arena,
                                 struct redis_entries *entries, struct error *error)
 {
     size_t count = reply->kind == REDIS_ARRAY ? reply->count : 0;
@@ -218,21 +218,15 @@ enum status redis_entries_parse(const struct redis_reply *reply, struct arena *a
     *entries = (struct redis_entries){
         .messages = arena_zalloc(arena, (count + 1) * sizeof(struct bus_message)),
         .ids = arena_alloc(arena, (count + 1) * sizeof(struct redis_id)),
-        .deleted = arena_alloc(arena, (count + 1) * sizeof(struct redis_id)),
     };
     for (size_t i = 0; i < count; i++) {
         const struct redis_reply *id = redis_reply_at(&reply->items[i], 0),
                                  *fields = redis_reply_at(&reply->items[i], 1);
-        struct redis_id parsed;
-        if (id->kind != REDIS_TEXT || !redis_id_parse(id->text, &parsed))
+        struct bus_message *message = &entries->messages[i];
+        if (id->kind != REDIS_TEXT || !redis_id_parse(id->text, &entries->ids[i]))
             return error_set(error, STATUS_IO, "an entry has no id");
-        if (fields->kind != REDIS_ARRAY) {
-            entries->deleted[entries->deleted_count++] = parsed;
-            continue;
-        }
-        struct bus_message *message = &entries->messages[entries->count];
         struct bus_header *headers = arena_alloc(arena, (fields->count / 2 + 1) * sizeof headers[0]);
-        for (size_t at = 0; at + 1 < fields->count; at += 2) {
+        for (size_t at = 0; fields->kind == REDIS_ARRAY && at + 1 < fields->count; at += 2) {
             const struct redis_reply *name = &fields->items[at], *value = &fields->items[at + 1];
             if (name->kind != REDIS_TEXT || value->kind != REDIS_TEXT)
                 continue;
@@ -243,13 +237,14 @@ enum status redis_entries_parse(const struct redis_reply *reply, struct arena *a
             else if (message->header_count < BUS_HEADERS_MAX)
                 headers[message->header_count++] = (struct bus_header){name->text, value->text};
         }
+        message->topic = topic;
         message->headers = headers;
         if (!message->payload.ptr)
             message->payload = STR("");
-        message->offset = redis_id_offset(parsed);
+        message->offset = redis_id_offset(entries->ids[i]);
         message->created_us = (message->offset >> 20) * 1000;
-        entries->ids[entries->count++] = parsed;
     }
+    entries->count = count;
     return STATUS_OK;
 }
 

@@ -87,7 +87,6 @@ static enum status open_redis(struct refdata_database *database, struct bus **bu
                                     .partitions = 1,
                                     .keep_ms = settings->keep_ms,
                                     .keep_messages_hard = settings->keep_messages};
-    const struct bus_redis_names names = {REFDATA_INVALIDATIONS, settings->stream.ptr, settings->channel.ptr};
     struct arena arena = ARENA(1024);
     const char **addresses = arena_alloc(&arena, nodes->count * sizeof *addresses);
     for (size_t i = 0; i < nodes->count; i++)
@@ -102,8 +101,8 @@ static enum status open_redis(struct refdata_database *database, struct bus **bu
             .pod = refdata->pod_id,
             .topics = &topic,
             .topic_count = 1,
-            .names = &names,
-            .name_count = 1,
+            .stream = settings->stream.ptr,
+            .channel = settings->channel.ptr,
             .keep_dead_ms = kernel_bus(refdata->kernel)->keep_dead_ms,
         },
         bus, error);

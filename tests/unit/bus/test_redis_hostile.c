@@ -178,7 +178,6 @@ static void test_a_configuration_that_makes_no_sense_is_refused(void **state)
     static const char *const good[] = {"127.0.0.1:1"}, *const bad[][1] = {{"host"}, {"host:"},   {":1"},
                                                                           {"h:0"},  {"h:65536"}, {"h:x"},
                                                                           {""}};
-    static const struct bus_redis_names odd[] = {{"config", "a{}b", NULL}, {"config", "a}b", NULL}};
     struct error error = {0};
     assert_int_equal(try_config((struct bus_redis_config){.nodes = good, .node_count = 1}, &error),
                      STATUS_OK);
@@ -186,12 +185,6 @@ static void test_a_configuration_that_makes_no_sense_is_refused(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         assert_int_equal(try_config((struct bus_redis_config){.nodes = bad[i], .node_count = 1}, &error),
                          STATUS_CONFIG);
-    for (int i = 0; i < 2; i++)
-        assert_int_equal(
-            try_config(
-                (struct bus_redis_config){.nodes = good, .node_count = 1, .names = &odd[i], .name_count = 1},
-                &error),
-            STATUS_CONFIG);
     struct bus_redis_config no_ca = {.nodes = good, .node_count = 1};
     no_ca.security = (struct bus_security){.tls = true, .ca_file = "/nowhere/ca.pem"};
     assert_int_equal(try_config(no_ca, &error), STATUS_CONFIG);

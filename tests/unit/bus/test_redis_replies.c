@@ -131,17 +131,17 @@ static void test_entries_are_messages(void **state)
             "*2\r\n$3\r\n5-2\r\n*-1\r\n"
             "*2\r\n$3\r\n6-0\r\n*3\r\n$1\r\nx\r\n$1\r\ny\r\n$3\r\nodd\r\n"));
     assert_non_null(reply);
-    assert_int_equal(redis_entries_parse(reply, &arena, &entries, NULL), STATUS_OK);
-    assert_int_equal(entries.count, 2);
-    assert_int_equal(entries.deleted_count, 1);
-    assert_int_equal(entries.deleted[0].seq, 2);
+    assert_int_equal(redis_entries_parse(reply, STR("t"), &arena, &entries, NULL), STATUS_OK);
+    assert_int_equal(entries.count, 3);
+    assert_int_equal(entries.ids[1].seq, 2);
+    assert_int_equal(entries.messages[1].payload.len, 0); /* without fields */
     assert_true(str_eq(entries.messages[0].payload, STR("p")));
     assert_true(str_eq(entries.messages[0].key, STR("k")));
     assert_int_equal(entries.messages[0].header_count, 1);
     assert_true(str_eq(bus_message_header(&entries.messages[0], STR("h")), STR("v")));
     assert_int_equal(entries.messages[0].created_us, 5000);
-    assert_int_equal(entries.messages[1].payload.len, 0);
-    assert_null(entries.messages[1].key.ptr);
+    assert_int_equal(entries.messages[2].payload.len, 0);
+    assert_null(entries.messages[2].key.ptr);
     redis_parser_deinit(&parser);
     arena_deinit(&arena);
 }
