@@ -17,7 +17,7 @@ struct bus_postgres_config {
     const struct db_target *target;
     const struct bus_topic *topics;
     size_t topic_count;
-    int64_t poll_ms;          /* the safety net behind notices; 0 = 1 s */
+    int64_t poll_ms;          /* finds messages whose notice was lost; 0 = 1 s */
     int64_t notice_window_us; /* 0 = 1 ms */
     int64_t handler_ms;       /* batch->deadline_ns, and how long a transaction may lie idle; 0 = 30 s */
     int64_t maintenance_ms;   /* lag and retention; 0 = 5 s */
@@ -51,11 +51,11 @@ enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct
  * pipeline. Granted: nothing was queued there and no member was handling it, so the caller's work follows everything published
  * before. Not granted: publish. The caller then commits by bus_direct_commit() or rolls back. */
 enum status bus_direct_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
-                           const unsigned *partitions, size_t count, uint64_t *mark,
+                           const unsigned *partitions, size_t count, uint64_t *wakes,
                            struct error *error) MUST_CHECK;
 bool bus_direct_is_granted(const struct db_result *answer, size_t count);
-/* COMMIT; wakes the group if anything was published since the question (its mark). Fails as a commit does. */
-enum status bus_direct_commit(struct bus *bus, struct db_conn *conn, struct str topic, uint64_t mark,
+/* COMMIT; wakes the group if anything was published since the question, that is, `wakes` has changed. Fails as a commit does. */
+enum status bus_direct_commit(struct bus *bus, struct db_conn *conn, struct str topic, uint64_t wakes,
                               int64_t deadline_ns, struct error *error) MUST_CHECK;
 
 /* ---- trust in notices ---- */

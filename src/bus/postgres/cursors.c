@@ -35,7 +35,7 @@ static const struct db_statement direct_sql = DB_STATEMENT(
 static const struct db_statement commit_sql = DB_STATEMENT("COMMIT");
 
 enum status bus_direct_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
-                           const unsigned *partitions, size_t count, uint64_t *mark, struct error *error)
+                           const unsigned *partitions, size_t count, uint64_t *wakes, struct error *error)
 {
     const struct bus_topic_state *found = bus_topic_find(bus, topic);
     struct buf list = {0};
@@ -44,7 +44,7 @@ enum status bus_direct_ask(struct bus *bus, struct db_conn *conn, struct str top
         return STATUS_NOT_IMPLEMENTED;
     if (!found)
         return error_set(error, STATUS_BAD_REQUEST, "unknown topic");
-    *mark = atomic_load(&found->wakes);
+    *wakes = atomic_load(&found->wakes);
     for (size_t i = 0; i < count; i++)
         db_array_put_i64(&list, partitions[i]);
     db_pipeline_add(conn, &direct_sql,
@@ -58,19 +58,19 @@ bool bus_direct_is_granted(const struct db_result *answer, size_t count)
     return db_result_rows(answer) == 1 && db_result_i64(answer, 0, 0) == (int64_t)count;
 }
 
-enum status bus_direct_commit(struct bus *bus, struct db_conn *conn, struct str topic, uint64_t mark,
+enum status bus_direct_commit(struct bus *bus, struct db_conn *conn, struct str topic, uint64_t wakes,
                               int64_t deadline_ns, struct error *error)
 {
     struct postgres *postgres = bus_postgres_of(bus, error);
-    const struct bus_topic_state *found = bus_topic_find(bus, topic);
+    struct bus_topic_state *found = bus_topic_find(bus, topic);
 
     if (!postgres || !found)
         return error_set(error, STATUS_NOT_IMPLEMENTED, "only the bus on PostgreSQL shares transactions");
     db_pipeline_begin(conn);
     db_pipeline_add(conn, &commit_sql, DB_NO_PARAMS);
     enum status status = db_pipeline_end(conn, deadline_ns, NULL, 0, NULL, error);
-    if (atomic_load(&found->wakes) != mark)
-        bus_postgres_wake_topic(postgres, topic, POSTGRES_ANYWHERE, STR_NONE, NULL);
+    if (atomic_load(&found->wakes) != wakes)
+        bus_postgres_wake_topic(postgres, found, POSTGRES_ANYWHERE, STR_NONE, NULL);
     return status;
 }
 

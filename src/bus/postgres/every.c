@@ -123,7 +123,7 @@ static enum status recheck(struct reader *reader, struct db_conn *conn, struct b
                  LOG_INT("next", position));
         reader->partitions[partition].position = position;
         reader->partitions[partition].created_us = db_result_i64(result, row, 2);
-        reader->partitions[partition].attempts = 0;
+        bus_delivery_forget(&reader->partitions[partition].delivery);
         if (spec->on_gap)
             spec->on_gap(spec->context, partition, position, position);
     }
@@ -160,81 +160,57 @@ static enum status read_new(struct reader *reader, struct db_result **result, st
     return status;
 }
 
-/* ---- one partition's batch ---- */
+/* ---- delivering ---- */
 
-static enum status handle_batch(struct reader *reader, unsigned partition, struct bus_message *messages,
-                                size_t count, struct arena *arena, struct error *error)
+/* Messages of one partition, from its position on. What is not settled is read again. */
+static void deliver(struct reader *reader, unsigned partition, const struct bus_message *messages,
+                    size_t count)
 {
-    struct bus_batch batch = {
-        .messages = messages,
-        .count = count,
-        .verdicts = arena_zalloc(arena, count * sizeof(struct bus_verdict)),
-        .deadline_ns = clock_deadline_ms(reader->postgres->config.handler_ms),
-        .attempt = reader->partitions[partition].attempts,
-    };
-    struct bus_outcome outcome;
+    struct reader_partition *at = &reader->partitions[partition];
+    int64_t wait_ms;
+    size_t settled = bus_deliver(&at->delivery, messages, count, &wait_ms);
 
-    bus_batch_handle(&reader->consumer, &batch, arena, &outcome);
-    if (outcome.dead_letter_count > 0) {
-        enum status status =
-            bus_postgres_publish(&reader->postgres->bus, outcome.dead_letters, outcome.dead_letter_count,
-                                 clock_deadline_ms(QUERY_MS), error);
-        if (status != STATUS_OK) { /* the letters are not safe: all of it once more */
-            bus_batch_uncommitted(&reader->consumer, &batch);
-            return status;
-        }
+    if (settled > 0) {
+        at->position = messages[settled - 1].offset + 1;
+        at->created_us = messages[settled - 1].created_us;
     }
-    if (outcome.settled > 0) {
-        reader->partitions[partition].position = messages[outcome.settled - 1].offset + 1;
-        reader->partitions[partition].created_us = messages[outcome.settled - 1].created_us;
-        reader->partitions[partition].attempts = 0;
-    }
-    reader->partitions[partition].attempts = outcome.retry ? reader->partitions[partition].attempts + 1 : 0;
-    if (outcome.retry) {
-        int64_t wait_ms = bus_backoff_ms(&reader->consumer, reader->partitions[partition].attempts);
-        reader->partitions[partition].retry_ns = clock_deadline_ms(wait_ms);
+    if (wait_ms > 0) {
+        at->retry_ns = clock_deadline_ms(wait_ms);
         bus_postgres_worker_due(&reader->workers[0], wait_ms + 1);
     }
-    bus_batch_committed(&reader->consumer, &batch, &outcome);
-    return STATUS_OK;
 }
 
 /* Rows [begin, end) are of one partition. */
-static enum status handle_rows(struct reader *reader, const struct db_result *result, size_t begin,
-                               size_t end, struct error *error)
+static void deliver_rows(struct reader *reader, const struct db_result *result, size_t begin, size_t end)
 {
     unsigned partition = (unsigned)db_result_i64(result, begin, PARTITION);
-    int64_t position = reader->partitions[partition].position;
+    struct reader_partition *at = &reader->partitions[partition];
     bool is_empty = db_result_is_null(result, begin, MESSAGE);
     int64_t first = db_result_i64(result, begin, is_empty ? NEXT_OFFSET : MESSAGE);
     struct arena arena = ARENA(ARENA_BYTES);
 
     /* Retention was faster than we were, or the database came back without its newest messages. */
-    if (is_empty || first != position) {
-        bus_consumer_gap(&reader->consumer, partition, position, first);
-        if (first > position)
-            reader->partitions[partition].created_us = 0; /* retention took the one before it too */
-        reader->partitions[partition].position = first;
-        reader->partitions[partition].attempts = 0;
+    if (is_empty || first != at->position) {
+        bus_consumer_gap(&reader->consumer, partition, at->position, first);
+        if (first > at->position)
+            at->created_us = 0; /* retention took the one before it too */
+        at->position = first;
+        bus_delivery_forget(&at->delivery);
     }
     if (is_empty)
-        return STATUS_OK;
-    struct bus_message *messages = arena_zalloc(&arena, (end - begin) * sizeof messages[0]);
-    for (size_t i = begin; i < end; i++) {
-        messages[i - begin].topic = reader->consumer.topic->name;
-        messages[i - begin].partition = partition;
-        bus_postgres_row_message(result, i, MESSAGE, &arena, &messages[i - begin]);
-    }
-    enum status status = handle_batch(reader, partition, messages, end - begin, &arena, error);
+        return;
+    deliver(reader, partition,
+            bus_postgres_row_messages(result, begin, end, MESSAGE, reader->consumer.topic->name, partition,
+                                      &arena),
+            end - begin);
     arena_deinit(&arena);
-    return status;
 }
 
 /* ---- one step ---- */
 
 enum bus_postgres_step bus_postgres_every_step(struct reader *reader, struct error *error)
 {
-    enum status status = STATUS_OK;
+    bool is_stopping = false;
     struct db_result *result;
     int64_t lag = 0;
 
@@ -246,26 +222,22 @@ enum bus_postgres_step bus_postgres_every_step(struct reader *reader, struct err
         end = begin + 1;
         while (end < rows && db_result_i64(result, end, PARTITION) == partition)
             end++;
-        if (status == STATUS_OK && !bus_postgres_handling_begin(reader->postgres)) {
-            status = STATUS_CANCELLED;
-        } else if (status == STATUS_OK) {
-            status = handle_rows(reader, result, begin, end, error);
+        is_stopping = is_stopping || !bus_postgres_handling_begin(reader->postgres);
+        if (!is_stopping) {
+            deliver_rows(reader, result, begin, end);
             bus_postgres_handling_end(reader->postgres);
         }
         lag += db_result_i64(result, begin, NEXT_OFFSET) - reader->partitions[partition].position;
     }
     metric_set(reader->consumer.lag, (double)lag);
     db_result_free(result);
-    return status != STATUS_OK ? STEP_FAILED : rows == 0 ? STEP_NOTHING : lag > 0 ? STEP_FOUND : STEP_DRAINED;
+    return rows == 0 ? STEP_NOTHING : lag > 0 ? STEP_FOUND : STEP_DRAINED;
 }
 
 /* STEP_NOTHING: it is not the next one there, or its server may have crashed since the last round. */
-enum bus_postgres_step bus_postgres_every_attached(struct reader *reader, struct attached_message *attached,
-                                                   struct error *error)
+enum bus_postgres_step bus_postgres_every_attached(struct reader *reader, struct attached_message *attached)
 {
     unsigned partition = (unsigned)attached->partition;
-    enum bus_postgres_step step = STEP_DRAINED;
-    struct arena arena = ARENA(ARENA_BYTES);
 
     if (attached->message.offset != reader->partitions[partition].position ||
         atomic_load(&reader->postgres->published_by_ns) > reader->checked_ns ||
@@ -273,9 +245,7 @@ enum bus_postgres_step bus_postgres_every_attached(struct reader *reader, struct
         !bus_postgres_handling_begin(reader->postgres))
         return STEP_NOTHING;
     attached->message.topic = reader->consumer.topic->name;
-    if (handle_batch(reader, partition, &attached->message, 1, &arena, error) != STATUS_OK)
-        step = STEP_FAILED;
+    deliver(reader, partition, &attached->message, 1);
     bus_postgres_handling_end(reader->postgres);
-    arena_deinit(&arena);
-    return step;
+    return STEP_DRAINED;
 }

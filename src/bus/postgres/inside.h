@@ -5,8 +5,7 @@
  *   shared.c    one batch of a shared group, under the lock of a cursor
  *   cursors.c   cursors of shared groups: created, locked for direct handling, watched for messages that kill their process
  *   every.c     one round of a reader of everything
- *   append.c    messages become rows
- *   publish.c   group commit
+ *   publish.c   messages become rows: in a transaction of the caller, or by group commit
  *   messages.c  messages as arrays, rows and notices
  *   upkeep.c    topics created, lag, retention */
 #ifndef FRESHET_BUS_POSTGRES_INSIDE_H
@@ -16,8 +15,8 @@
 
 #include "base/buf.h"
 #include "base/list.h"
-#include "bus/bus_inside.h"
 #include "bus/bus_postgres.h"
+#include "bus/delivery.h"
 #include "loop/task.h"
 
 struct postgres;
@@ -38,7 +37,7 @@ struct reader_partition {
     /* BUS_EVERY; used by its only worker */
     int64_t position, retry_ns;
     int64_t created_us; /* of the message before the position */
-    unsigned attempts;
+    struct bus_delivery delivery;
     /* BUS_SHARED */
     int64_t suspect_until; /* set before the reader is ready */
     int64_t marked_until;  /* after the message that this process has marked as suspect; 0: none */
@@ -53,10 +52,10 @@ struct reader {
     atomic_bool is_failing; /* the last run failed, and that is logged */
     atomic_uint turn;       /* the partition that is looked at first */
 
-    /* Under postgres->lock: where something may be, anywhere or in the marked partitions. */
+    /* Under postgres->lock: where something may be, anywhere or in these partitions. */
     bool anywhere;
-    uint64_t marked[BUS_PARTITIONS_MAX / 64];
-    uint64_t taken[BUS_PARTITIONS_MAX / 64]; /* a worker is at it: a new mark waits for its end */
+    uint64_t places[BUS_PARTITIONS_MAX / 64];
+    uint64_t taken[BUS_PARTITIONS_MAX / 64]; /* a worker is there: the partition waits for its end */
     struct attached_message *attached;       /* the newest message that came with its notice, or NULL */
 
     struct reader_partition *partitions;
@@ -66,11 +65,9 @@ struct reader {
 
 void bus_postgres_reader_create(struct bus *bus, const struct bus_consumer *consumer);
 void bus_postgres_reader_free(struct reader *reader);
-/* Under postgres->lock: something may be in `partition`, or anywhere. */
-void bus_postgres_reader_wake(struct reader *reader, int partition);
-/* The same, with the message it is woken for, if that is known. */
-void bus_postgres_reader_wake_with(struct reader *reader, int partition, struct str attached,
-                                   const struct bus_message *message);
+/* Under postgres->lock: something may be in `partition`, or anywhere. `attached` and `message` as in bus_postgres_wake_topic(). */
+void bus_postgres_reader_wake(struct reader *reader, int partition, struct str attached,
+                              const struct bus_message *message);
 void bus_postgres_worker_due(struct reader_worker *worker, int64_t wait_ms); /* within its run */
 /* Around a handler that has messages. False: the bus is stopping, do not begin. */
 bool bus_postgres_handling_begin(struct postgres *postgres);
@@ -83,8 +80,7 @@ enum bus_postgres_step { STEP_NOTHING, STEP_FOUND, STEP_DRAINED, STEP_FAILED };
 enum bus_postgres_step bus_postgres_shared_step(struct reader_worker *worker, int place,
                                                 const struct attached_message *attached, struct error *error);
 enum bus_postgres_step bus_postgres_every_step(struct reader *reader, struct error *error);
-enum bus_postgres_step bus_postgres_every_attached(struct reader *reader, struct attached_message *attached,
-                                                   struct error *error);
+enum bus_postgres_step bus_postgres_every_attached(struct reader *reader, struct attached_message *attached);
 /* Once, before the first step: cursors or positions. */
 enum status bus_postgres_shared_begin(struct reader *reader, struct db_conn *conn, int64_t deadline_ns,
                                       struct error *error) MUST_CHECK;
@@ -101,7 +97,7 @@ struct postgres {
     struct db_pool *publish_pool; /* a handler that publishes never waits for other handlers' connections */
     struct db_notifier *notifier;
     struct db_listener *listener;
-    char instance[17];            /* marks our own notices, which are ignored */
+    char instance[17];            /* in our own notices, which are ignored */
     atomic_llong published_by_ns; /* when the youngest connection that has published was opened */
     atomic_bool is_private;       /* only our own processes receive notices: they may carry messages */
     struct reader **readers;
@@ -124,10 +120,10 @@ struct postgres *bus_postgres_of(struct bus *bus, struct error *error);
 #define POSTGRES_NOTICE_BYTES 128
 /* Wakes the readers of this process. `partition`: of the new message, or POSTGRES_ANYWHERE. `attached`: text of a notice.
  * `message`: the only new one, when it was published by this process. */
-void bus_postgres_wake_topic(struct postgres *postgres, struct str topic, int partition, struct str attached,
-                             const struct bus_message *message);
+void bus_postgres_wake_topic(struct postgres *postgres, struct bus_topic_state *topic, int partition,
+                             struct str attached, const struct bus_message *message);
 /* The same, and other processes by a notice. `message`: the only one, committed, with its offset; NULL: there are several. */
-void bus_postgres_wake(struct postgres *postgres, const struct bus_topic_state *topic,
+void bus_postgres_wake(struct postgres *postgres, struct bus_topic_state *topic,
                        const struct bus_message *message);
 /* The text of a notice: "instance:topic", or "instance:topic:partition". */
 struct str bus_postgres_notice(const struct postgres *postgres, const struct bus_topic_state *topic,
@@ -147,31 +143,11 @@ enum status bus_postgres_suspect_mark(struct reader *reader, unsigned partition,
                                       enum suspicion *suspicion, struct error *error) MUST_CHECK;
 void bus_postgres_suspect_unmark(struct reader *reader, unsigned partition);
 
-/* ---- append.c ---- */
-struct placed { /* a message on its way to its partition */
-    struct bus_message *message;
-    struct bus_topic_state *topic;
-    size_t at; /* keeps the order of equals */
-};
-struct append {
-    struct placed *placed;
-    size_t count;
-    struct buf topics, partitions, counts, keys, headers, payloads; /* array literals */
-    bool relaxed;                                                   /* the commit need not reach the disk */
-    bool is_sorted;                                                 /* and the arrays are written */
-};
-/* Add messages, then send: offsets are set, topics counted, and `placed` is sorted by topic and partition. */
-void bus_postgres_append_add(struct append *append, struct bus *bus, struct bus_message *messages,
-                             size_t count);
-enum status bus_postgres_append_send(struct postgres *postgres, struct append *append, struct db_conn *conn,
-                                     int64_t deadline_ns, struct error *error) MUST_CHECK;
-void bus_postgres_append_deinit(struct append *append);
+/* ---- publish.c ---- */
 /* bus_publish_in_tx() of messages that are checked and have their partitions. */
 enum status bus_postgres_publish_in_tx(struct postgres *postgres, struct db_conn *conn,
                                        struct bus_message *messages, size_t count, int64_t deadline_ns,
                                        struct error *error) MUST_CHECK;
-
-/* ---- publish.c ---- */
 enum status bus_postgres_publish(struct bus *bus, struct bus_message *messages, size_t count,
                                  int64_t deadline_ns, struct error *error);
 
@@ -184,11 +160,10 @@ enum status bus_postgres_topics_ensure(struct postgres *postgres, const struct b
 int64_t bus_postgres_upkeep(struct task *task, void *postgres);
 
 /* ---- messages.c ---- */
-/* A text[] literal: name, value, name, value … */
-void bus_postgres_put_headers(struct buf *out, const struct bus_message *message);
-/* A message out of POSTGRES_MESSAGE_COLUMNS, which begin at `column` of a binary result; its key and payload are in the result. */
-void bus_postgres_row_message(const struct db_result *result, size_t row, unsigned column,
-                              struct arena *arena, struct bus_message *message);
+/* Messages out of POSTGRES_MESSAGE_COLUMNS, which begin at `column` of a binary result; keys and payloads are in the result. */
+struct bus_message *bus_postgres_row_messages(const struct db_result *result, size_t begin, size_t end,
+                                              unsigned column, struct str topic, unsigned partition,
+                                              struct arena *arena);
 
 #define POSTGRES_CREATED_US(row) "(extract(epoch from " row ".created_at) * 1000000)::bigint"
 #define POSTGRES_MESSAGE_COLUMNS \

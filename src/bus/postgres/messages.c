@@ -9,15 +9,6 @@
 
 #define NOTICE_BYTES_MAX 7900 /* PostgreSQL takes less than 8,000 */
 
-void bus_postgres_put_headers(struct buf *out, const struct bus_message *message)
-{
-    for (unsigned i = 0; i < message->header_count; i++) {
-        db_array_put(out, message->headers[i].name);
-        db_array_put(out, message->headers[i].value);
-    }
-    db_array_end(out);
-}
-
 /* ---- rows ---- */
 
 static bool take_u32(struct str *bytes, uint32_t *number)
@@ -52,15 +43,24 @@ static void take_headers(struct str bytes, struct arena *arena, struct bus_messa
     message->headers = headers;
 }
 
-void bus_postgres_row_message(const struct db_result *result, size_t row, unsigned column,
-                              struct arena *arena, struct bus_message *message)
+struct bus_message *bus_postgres_row_messages(const struct db_result *result, size_t begin, size_t end,
+                                              unsigned column, struct str topic, unsigned partition,
+                                              struct arena *arena)
 {
-    message->offset = db_result_i64(result, row, column);
-    message->key =
-        db_result_is_null(result, row, column + 1) ? STR_NONE : db_result_str(result, row, column + 1);
-    take_headers(db_result_str(result, row, column + 2), arena, message);
-    message->payload = db_result_str(result, row, column + 3);
-    message->created_us = db_result_i64(result, row, column + 4);
+    struct bus_message *messages = arena_zalloc(arena, (end - begin) * sizeof messages[0]);
+
+    for (size_t row = begin; row < end; row++) {
+        struct bus_message *message = &messages[row - begin];
+        message->topic = topic;
+        message->partition = partition;
+        message->offset = db_result_i64(result, row, column);
+        if (!db_result_is_null(result, row, column + 1))
+            message->key = db_result_str(result, row, column + 1);
+        take_headers(db_result_str(result, row, column + 2), arena, message);
+        message->payload = db_result_str(result, row, column + 3);
+        message->created_us = db_result_i64(result, row, column + 4);
+    }
+    return messages;
 }
 
 /* ---- attached to a notice: netstrings ("5:bytes,"): key, payload, then names and values of the headers in turn ---- */

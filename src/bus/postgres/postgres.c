@@ -13,20 +13,17 @@
 
 /* ---- wakes ---- */
 
-void bus_postgres_wake_topic(struct postgres *postgres, struct str topic, int partition, struct str attached,
-                             const struct bus_message *message)
+void bus_postgres_wake_topic(struct postgres *postgres, struct bus_topic_state *topic, int partition,
+                             struct str attached, const struct bus_message *message)
 {
-    struct bus_topic_state *state = bus_topic_find(&postgres->bus, topic);
-
-    if (state)
-        atomic_fetch_add(&state->wakes, 1);
+    atomic_fetch_add(&topic->wakes, 1);
     pthread_mutex_lock(&postgres->lock);
     for (size_t i = 0; i < postgres->reader_count; i++) {
         struct reader *reader = postgres->readers[i];
         const struct bus_subscription *spec = &reader->consumer.spec;
         bool is_wanted = !message || !spec->wakes || spec->mode == BUS_EVERY;
-        if (reader->consumer.topic == state && (is_wanted || spec->wakes(spec->context, message)))
-            bus_postgres_reader_wake_with(reader, partition, attached, message);
+        if (reader->consumer.topic == topic && (is_wanted || spec->wakes(spec->context, message)))
+            bus_postgres_reader_wake(reader, partition, attached, message);
     }
     pthread_mutex_unlock(&postgres->lock);
 }
@@ -35,7 +32,7 @@ static void wake_reader(struct reader *reader)
 {
     pthread_mutex_lock(&reader->postgres->lock);
     atomic_fetch_add(&reader->consumer.topic->wakes, 1);
-    bus_postgres_reader_wake(reader, POSTGRES_ANYWHERE);
+    bus_postgres_reader_wake(reader, POSTGRES_ANYWHERE, STR_NONE, NULL);
     pthread_mutex_unlock(&reader->postgres->lock);
 }
 
@@ -57,13 +54,13 @@ struct str bus_postgres_notice(const struct postgres *postgres, const struct bus
     return str_of(text, (size_t)len);
 }
 
-void bus_postgres_wake(struct postgres *postgres, const struct bus_topic_state *topic,
+void bus_postgres_wake(struct postgres *postgres, struct bus_topic_state *topic,
                        const struct bus_message *message)
 {
     int partition = message ? (int)message->partition : POSTGRES_ANYWHERE;
     char text[POSTGRES_NOTICE_BYTES];
 
-    bus_postgres_wake_topic(postgres, topic->name, partition, STR_NONE, message);
+    bus_postgres_wake_topic(postgres, topic, partition, STR_NONE, message);
     if (postgres->notifier)
         db_notify(postgres->notifier, STR(POSTGRES_CHANNEL),
                   bus_postgres_notice(postgres, topic, partition, text));
@@ -85,11 +82,12 @@ static void on_notice(void *context, struct str channel, struct str payload)
         wake_all(postgres); /* the notifier dropped the texts of too many notices */
     } else if (!str_eq(instance, str_from(postgres->instance))) {
         (void)str_split(&payload, ':', &partition);
-        const struct bus_topic_state *state = bus_topic_find(&postgres->bus, topic);
+        struct bus_topic_state *state = bus_topic_find(&postgres->bus, topic);
+        if (!state)
+            return;
         /* every role that can connect can send a notice */
-        bool is_known =
-            state && str_to_i64(partition, &number) && number >= 0 && number < state->spec.partitions;
-        bus_postgres_wake_topic(postgres, topic, is_known ? (int)number : POSTGRES_ANYWHERE,
+        bool is_known = str_to_i64(partition, &number) && number >= 0 && number < state->spec.partitions;
+        bus_postgres_wake_topic(postgres, state, is_known ? (int)number : POSTGRES_ANYWHERE,
                                 is_known ? payload : STR_NONE, NULL);
     }
 }

@@ -1,18 +1,289 @@
-/* Publishing without a transaction of the caller: group commit.
+/* Publishing: messages become rows of their partitions (sql/platform/001_bus.sql), on a connection of the caller, in its transaction,
+ * or by group commit.
  *
- * A caller that comes while a commit is under way queues; then the first of the queue leads, and commits everything that has queued
- * by then in one transaction. So a single caller waits for its own commit only, and many share one.
+ * Group commit: a caller that comes while a commit is under way queues; then the first of the queue leads, and commits everything
+ * that has queued by then in one transaction. So a single caller waits for its own commit only, and many share one.
  *
  *   QUEUED ── first of the queue, without a leader ──▶ LEADS ──┐
  *      ├── a leader takes it ──▶ TAKEN ────────────────────────┴──▶ DONE
  *      └── its deadline is over ──────────────────────────────────▶ DONE */
+#include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/memory.h"
 #include "bus/postgres/inside.h"
 
 #define GROUP_MESSAGES_MAX 2000
 #define GROUP_BYTES_MAX (16u << 20)
 #define ATTEMPTS_MAX 5
+
+/* The commit does not wait for the disk: the setting ends with the statement's own transaction. */
+#define RELAXED ", set_config('synchronous_commit', 'off', true)"
+
+#define APPEND(more)                                                                                     \
+    "SELECT bus_publish" more " FROM platform.bus_publish($1::text[], $2::text::int[], $3::text::int[]," \
+    " $4, $5::text::text[], $6)"
+static const struct db_statement append_sql = DB_STATEMENT(APPEND(""));
+static const struct db_statement append_relaxed_sql = DB_STATEMENT(APPEND(RELAXED));
+
+/* The same for a single message, as in most calls: no function, no arrays. A missing partition is an error, since an offset is
+ * never NULL. */
+#define APPEND_ONE                                                                                   \
+    "WITH slot AS (UPDATE platform.bus_partition SET next_offset = next_offset + 1"                  \
+    "              WHERE topic = $1 AND partition = $2 RETURNING next_offset - 1 AS message_offset)" \
+    " INSERT INTO platform.bus_message (topic, partition, message_offset, key, headers, payload)"    \
+    " VALUES ($1, $2, (SELECT message_offset FROM slot), $3, $4, $5)"                                \
+    " RETURNING message_offset, " POSTGRES_CREATED_US("bus_message")
+static const struct db_statement append_one_sql = DB_STATEMENT(APPEND_ONE);
+static const struct db_statement append_one_relaxed_sql = DB_STATEMENT(APPEND_ONE RELAXED);
+static const struct db_statement commit_sql = DB_STATEMENT("COMMIT");
+
+/* ---- messages of one statement ---- */
+
+struct placed { /* a message on its way to its partition */
+    struct bus_message *message;
+    struct bus_topic_state *topic;
+    size_t at; /* keeps the order of equals */
+};
+struct append {
+    struct placed *placed;
+    size_t count;
+    struct buf topics, partitions, counts, keys, headers, payloads; /* array literals */
+    bool relaxed;                                                   /* the commit need not reach the disk */
+    bool is_sorted;                                                 /* and the arrays are written */
+};
+
+static int compare_placed(const void *left, const void *right)
+{
+    const struct placed *a = left, *b = right;
+    int order = a->topic == b->topic ? 0 : str_compare(a->topic->name, b->topic->name);
+
+    if (order == 0)
+        order =
+            (a->message->partition > b->message->partition) - (a->message->partition < b->message->partition);
+    return order ? order : (a->at > b->at) - (a->at < b->at);
+}
+
+static void append_deinit(struct append *append)
+{
+    free(append->placed);
+    struct buf *bufs[] = {&append->topics, &append->partitions, &append->counts,
+                          &append->keys,   &append->headers,    &append->payloads};
+    for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++)
+        buf_deinit(bufs[i]);
+}
+
+/* The end of the messages of placed[begin]'s partition. */
+static size_t slot_end(const struct append *append, size_t begin)
+{
+    const struct placed *placed = append->placed;
+    size_t end = begin + 1;
+
+    while (end < append->count && placed[end].topic == placed[begin].topic &&
+           placed[end].message->partition == placed[begin].message->partition)
+        end++;
+    return end;
+}
+
+static struct str payload_of(const struct bus_message *message)
+{
+    return message->payload.ptr ? message->payload : STR("");
+}
+
+static void append_add(struct append *append, struct bus *bus, struct bus_message *messages, size_t count)
+{
+    append->placed = memory_realloc_array(append->placed, append->count + count, sizeof append->placed[0]);
+    for (size_t i = 0; i < count; i++, append->count++)
+        append->placed[append->count] = (struct placed){
+            .message = &messages[i], .topic = bus_topic_find(bus, messages[i].topic), .at = append->count};
+}
+
+/* A text[] literal: name, value, name, value … */
+static void put_headers(struct buf *out, const struct bus_message *message)
+{
+    for (unsigned i = 0; i < message->header_count; i++) {
+        db_array_put(out, message->headers[i].name);
+        db_array_put(out, message->headers[i].value);
+    }
+    db_array_end(out);
+}
+
+/* Sorts the messages by partition, and writes the arrays. */
+static void append_seal(struct append *append)
+{
+    append->is_sorted = true;
+    if (append->count == 1) {
+        put_headers(&append->headers, append->placed[0].message);
+        return;
+    }
+    qsort(append->placed, append->count, sizeof append->placed[0], compare_placed);
+    for (size_t begin = 0, end; begin < append->count; begin = end) {
+        end = slot_end(append, begin);
+        db_array_put(&append->topics, append->placed[begin].topic->name);
+        db_array_put_i64(&append->partitions, append->placed[begin].message->partition);
+        db_array_put_i64(&append->counts, (int64_t)(end - begin));
+    }
+    db_bytes_array_begin(&append->keys, append->count);
+    db_bytes_array_begin(&append->payloads, append->count);
+    for (size_t i = 0; i < append->count; i++) {
+        const struct bus_message *message = append->placed[i].message;
+        struct buf headers = {0};
+        put_headers(&headers, message);
+        db_array_put(&append->headers, buf_str(&headers));
+        buf_deinit(&headers);
+        db_bytes_array_put(&append->keys, message->key);
+        db_bytes_array_put(&append->payloads, payload_of(message));
+    }
+    db_array_end(&append->topics);
+    db_array_end(&append->partitions);
+    db_array_end(&append->counts);
+    db_array_end(&append->headers);
+}
+
+/* After this, no connection that is younger than published_by_ns has published. */
+static void note_connection(struct postgres *postgres, const struct db_conn *conn)
+{
+    long long opened_ns = db_conn_opened_ns(conn), known = atomic_load(&postgres->published_by_ns);
+
+    while (known < opened_ns && !atomic_compare_exchange_weak(&postgres->published_by_ns, &known, opened_ns))
+        ;
+}
+
+static void take_offsets(struct append *append, const struct db_result *result)
+{
+    /* The time is known of a message that was appended alone: bus_publish() returns offsets only. */
+    int64_t created_us = append->count == 1 ? db_result_i64(result, 0, 1) : 0;
+    size_t slot = 0;
+
+    for (size_t begin = 0, end; begin < append->count; begin = end, slot++) {
+        end = slot_end(append, begin);
+        int64_t base = db_result_i64(result, slot, 0);
+        for (size_t i = begin; i < end; i++) {
+            append->placed[i].message->offset = base + (int64_t)(i - begin);
+            append->placed[i].message->created_us = created_us;
+        }
+        metric_add(append->placed[begin].topic->published, end - begin);
+    }
+}
+
+#define SINGLE_PARAMS(append)                                                                              \
+    DB_PARAMS(db_text((append)->placed[0].message->topic), db_int((append)->placed[0].message->partition), \
+              db_bytea((append)->placed[0].message->key), db_text_array(buf_str(&(append)->headers)),      \
+              db_bytea(payload_of((append)->placed[0].message)))
+
+/* If the tables were emptied, the topics are created again before the next message. */
+static void check_vanished(struct append *append, struct db_conn *conn)
+{
+    const char *state = db_sqlstate(conn);
+
+    if (strcmp(state, "FB001") != 0 && strcmp(state, "23502") != 0)
+        return;
+    for (size_t i = 0; i < append->count; i++)
+        atomic_store(&append->placed[i].topic->known, false);
+}
+
+static enum status append_send(struct postgres *postgres, struct append *append, struct db_conn *conn,
+                               int64_t deadline_ns, struct error *error)
+{
+    struct db_result *result = NULL;
+    enum status status;
+
+    if (!append->is_sorted)
+        append_seal(append);
+    if (append->count == 1)
+        status = db_query(conn, append->relaxed ? &append_one_relaxed_sql : &append_one_sql,
+                          SINGLE_PARAMS(append), deadline_ns, &result, error);
+    else
+        status = db_query(
+            conn, append->relaxed ? &append_relaxed_sql : &append_sql,
+            DB_PARAMS(db_text_array(buf_str(&append->topics)), db_text(buf_str(&append->partitions)),
+                      db_text(buf_str(&append->counts)), db_bytea_array(buf_str(&append->keys)),
+                      db_text(buf_str(&append->headers)), db_bytea_array(buf_str(&append->payloads))),
+            deadline_ns, &result, error);
+    note_connection(postgres, conn);
+    if (status == STATUS_OK)
+        take_offsets(append, result);
+    else
+        check_vanished(append, conn);
+    db_result_free(result);
+    return status;
+}
+
+enum status bus_postgres_publish_in_tx(struct postgres *postgres, struct db_conn *conn,
+                                       struct bus_message *messages, size_t count, int64_t deadline_ns,
+                                       struct error *error)
+{
+    struct append append = {0};
+    /* On another connection: the caller's transaction must not lock what every publisher needs. */
+    enum status status = bus_postgres_topics_ensure(postgres, messages, count, deadline_ns, error);
+
+    if (status != STATUS_OK)
+        return status;
+    append_add(&append, &postgres->bus, messages, count);
+    status = append_send(postgres, &append, conn, deadline_ns, error);
+    append_deinit(&append);
+    return status;
+}
+
+enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
+                              size_t count, int64_t deadline_ns, struct error *error)
+{
+    struct postgres *postgres = bus_postgres_of(bus, error);
+
+    if (!postgres)
+        return STATUS_NOT_IMPLEMENTED;
+    enum status status = bus_check_messages(bus, messages, count, error);
+    if (status != STATUS_OK || count == 0)
+        return status;
+    return bus_postgres_publish_in_tx(postgres, conn, messages, count, deadline_ns, error);
+}
+
+/* One round trip with what the caller left in its pipeline. */
+enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct bus_message *message,
+                                   int64_t deadline_ns, struct error *error)
+{
+    enum { NOTICE_AT = 2 };
+    struct postgres *postgres = bus_postgres_of(bus, error);
+    struct append append = {0};
+    struct db_result *results[3];
+    struct buf notice = {0};
+    size_t failed_at = 0;
+    char where[POSTGRES_NOTICE_BYTES];
+
+    if (!postgres)
+        return STATUS_NOT_IMPLEMENTED;
+    enum status status = bus_check_messages(bus, message, 1, error); /* its offset is -1 until it is known */
+    if (status != STATUS_OK)
+        return status;
+    append_add(&append, bus, message, 1);
+    append_seal(&append);
+    struct bus_topic_state *topic = append.placed[0].topic;
+    buf_put_str(&notice, bus_postgres_notice(postgres, topic, (int)message->partition, where));
+    if (atomic_load(&postgres->is_private))
+        bus_postgres_attach(&notice, message);
+    db_pipeline_begin(conn);
+    db_pipeline_add(conn, &append_one_sql, SINGLE_PARAMS(&append));
+    db_pipeline_add(conn, &commit_sql, DB_NO_PARAMS);
+    db_pipeline_add_notice(conn, STR(POSTGRES_CHANNEL), buf_str(&notice));
+    buf_deinit(&notice);
+    status = db_pipeline_end(conn, deadline_ns, results, 3, &failed_at, error);
+    note_connection(postgres, conn);
+    if (failed_at == NOTICE_AT) { /* committed, but not the notice */
+        bus_postgres_wake(postgres, topic, NULL);
+        status = STATUS_OK;
+    } else if (status != STATUS_OK) {
+        check_vanished(&append, conn);
+    } else {
+        take_offsets(&append, results[0]);
+        for (size_t i = 0; i < 3; i++)
+            db_result_free(results[i]);
+        bus_postgres_wake_topic(postgres, topic, (int)message->partition, STR_NONE, message);
+    }
+    append_deinit(&append);
+    return status;
+}
+
+/* ---- group commit ---- */
 
 enum request_state { REQUEST_QUEUED, REQUEST_LEADS, REQUEST_TAKEN, REQUEST_DONE };
 
@@ -37,7 +308,7 @@ static enum status commit_requests(struct postgres *postgres, struct publish_req
 
     for (struct publish_request *request = first; request;
          request = is_single ? NULL : STAILQ_NEXT(request, link)) {
-        bus_postgres_append_add(&append, &postgres->bus, request->messages, request->count);
+        append_add(&append, &postgres->bus, request->messages, request->count);
         deadline_ns = request->deadline_ns > deadline_ns ? request->deadline_ns : deadline_ns;
     }
     for (size_t i = 0; i < append.count; i++)
@@ -47,7 +318,7 @@ static enum status commit_requests(struct postgres *postgres, struct publish_req
         struct db_conn *conn;
         status = db_acquire(postgres->publish_pool, deadline_ns, &conn, error);
         if (status == STATUS_OK)
-            status = bus_postgres_append_send(postgres, &append, conn, deadline_ns, error);
+            status = append_send(postgres, &append, conn, deadline_ns, error);
         db_release(conn);
     }
     /* Readers of a single message of a topic look for it in its partition, others look anywhere. */
@@ -57,7 +328,7 @@ static enum status commit_requests(struct postgres *postgres, struct publish_req
             end++;
         bus_postgres_wake(postgres, placed[i].topic, end - i == 1 ? placed[i].message : NULL);
     }
-    bus_postgres_append_deinit(&append);
+    append_deinit(&append);
     return status;
 }
 

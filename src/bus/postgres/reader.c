@@ -1,6 +1,6 @@
-/* Readers: subscriptions, each with its workers. A place is a partition, or POSTGRES_ANYWHERE; wakes mark places where something
+/* Readers: subscriptions, each with its workers. A place is a partition, or POSTGRES_ANYWHERE; a wake adds a place where something
  * may be, and a worker takes one of them, handles one batch there and runs again while a place is left. No two workers are at the
- * same partition. A mark set while a worker is at its place waits for that worker's end, so no message is forgotten between two
+ * same partition. A place that is added while a worker is there waits for that worker's end, so no message is forgotten between two
  * looks. */
 #include <stdlib.h>
 
@@ -16,21 +16,21 @@
 
 /* ---- places: all of this under postgres->lock ---- */
 
-static void mark_place(struct reader *reader, int place)
+static void add_place(struct reader *reader, int place)
 {
     if (place == POSTGRES_ANYWHERE)
         reader->anywhere = true;
     else
-        reader->marked[place / 64] |= UINT64_C(1) << (place % 64);
+        reader->places[place / 64] |= UINT64_C(1) << (place % 64);
 }
 
-/* A marked place without a worker. */
+/* A place to look at, without a worker. */
 static bool has_free_place(const struct reader *reader)
 {
     bool any = reader->anywhere;
 
-    for (size_t i = 0; i < sizeof reader->marked / sizeof reader->marked[0]; i++)
-        any |= (reader->marked[i] & ~reader->taken[i]) != 0;
+    for (size_t i = 0; i < sizeof reader->places / sizeof reader->places[0]; i++)
+        any |= (reader->places[i] & ~reader->taken[i]) != 0;
     return any;
 }
 
@@ -47,20 +47,20 @@ static void wake_idle_worker(struct reader *reader)
         }
 }
 
-/* A look anywhere covers all marked partitions but those with a worker, which look once more. */
+/* A look anywhere covers all partitions but those with a worker, which look once more. */
 static int take_place(struct reader *reader)
 {
     if (reader->anywhere) {
         reader->anywhere = false;
-        memcpy(reader->marked, reader->taken, sizeof reader->marked);
+        memcpy(reader->places, reader->taken, sizeof reader->places);
         return POSTGRES_ANYWHERE;
     }
     for (int i = 0; i < BUS_PARTITIONS_MAX / 64; i++) {
-        uint64_t free = reader->marked[i] & ~reader->taken[i];
+        uint64_t free = reader->places[i] & ~reader->taken[i];
         if (!free)
             continue;
         uint64_t bit = free & -free;
-        reader->marked[i] &= ~bit;
+        reader->places[i] &= ~bit;
         reader->taken[i] |= bit;
         if (has_free_place(reader))
             wake_idle_worker(reader);
@@ -69,31 +69,26 @@ static int take_place(struct reader *reader)
     return NOWHERE;
 }
 
-void bus_postgres_reader_wake(struct reader *reader, int partition)
-{
-    if (reader->postgres->is_stopping)
-        return;
-    mark_place(reader, partition);
-    wake_idle_worker(reader);
-}
-
 /* A reader of everything takes the message itself only when it is woken for nothing else there, since it does not look for others
  * then; and only with its time, which is compared after a crash of the server. */
-void bus_postgres_reader_wake_with(struct reader *reader, int partition, struct str attached,
-                                   const struct bus_message *message)
+void bus_postgres_reader_wake(struct reader *reader, int partition, struct str attached,
+                              const struct bus_message *message)
 {
     bool is_every = reader->consumer.spec.mode == BUS_EVERY;
 
+    if (reader->postgres->is_stopping)
+        return;
     if (is_every || (attached.len && reader->consumer.spec.uses_attached)) {
-        bool is_marked = reader->anywhere || partition == POSTGRES_ANYWHERE ||
-                         (reader->marked[partition / 64] >> (partition % 64) & 1);
-        bool is_usable = !is_every || (message && message->created_us > 0 && !is_marked);
+        bool is_woken = reader->anywhere || partition == POSTGRES_ANYWHERE ||
+                        (reader->places[partition / 64] >> (partition % 64) & 1);
+        bool is_usable = !is_every || (message && message->created_us > 0 && !is_woken);
         bus_postgres_attached_free(reader->attached);
         reader->attached = !is_usable ? NULL
                            : is_every ? bus_postgres_attached_copy(message)
                                       : bus_postgres_attached_parse(attached, partition);
     }
-    bus_postgres_reader_wake(reader, partition);
+    add_place(reader, partition);
+    wake_idle_worker(reader);
 }
 
 /* The message that came with the notice of `place`, or NULL. A shared group's is dropped unless this process is likely to lock the cursor: a message that is read without it must not be
@@ -160,7 +155,7 @@ static enum bus_postgres_step reader_step(struct reader_worker *worker, int plac
     struct attached_message *attached = step == STEP_FAILED ? NULL : take_attached(reader, place);
     if (attached)
         step = is_shared ? bus_postgres_shared_step(worker, place, attached, &error)
-                         : bus_postgres_every_attached(reader, attached, &error);
+                         : bus_postgres_every_attached(reader, attached);
     bus_postgres_attached_free(attached);
     if (step == STEP_NOTHING)
         step = is_shared ? bus_postgres_shared_step(worker, place, NULL, &error)
@@ -186,7 +181,7 @@ static int64_t reader_run(struct task *task, void *context)
     worker->is_busy = true;
     if (clock_mono_ns() >= worker->due_ns) {
         worker->due_ns = CLOCK_NEVER;
-        mark_place(reader, POSTGRES_ANYWHERE);
+        add_place(reader, POSTGRES_ANYWHERE);
     }
     int place = postgres->is_stopping ? NOWHERE : take_place(reader);
     pthread_mutex_unlock(&postgres->lock);
@@ -196,7 +191,7 @@ static int64_t reader_run(struct task *task, void *context)
         reader->taken[place / 64] &= ~(UINT64_C(1) << (place % 64));
     bool is_one_of_many = place == POSTGRES_ANYWHERE && reader->consumer.spec.mode == BUS_SHARED;
     if (step == STEP_FOUND || (step == STEP_DRAINED && is_one_of_many))
-        mark_place(reader, POSTGRES_ANYWHERE); /* there were several messages: read many at once, then */
+        add_place(reader, POSTGRES_ANYWHERE); /* there were several messages: read many at once, then */
     worker->is_busy = !postgres->is_stopping && has_free_place(reader);
     bool goes_on = worker->is_busy;
     pthread_mutex_unlock(&postgres->lock);
@@ -258,6 +253,9 @@ void bus_postgres_reader_create(struct bus *bus, const struct bus_consumer *cons
                                                       .retry_max_ms = RETRY_MAX_MS}),
         };
     reader->partitions = memory_zalloc(partitions * sizeof reader->partitions[0]);
+    for (unsigned i = 0; i < partitions; i++)
+        reader->partitions[i].delivery = (struct bus_delivery){
+            .bus = bus, .consumer = &reader->consumer, .handler_ms = postgres->config.handler_ms};
     postgres->readers =
         memory_realloc_array(postgres->readers, postgres->reader_count + 1, sizeof postgres->readers[0]);
     postgres->readers[postgres->reader_count++] = reader;

@@ -116,20 +116,16 @@ static void open_lock(struct locked_batch *locked, int place)
 static void read_batch(struct locked_batch *locked)
 {
     size_t count = db_result_rows(locked->rows);
-    struct bus_message *messages = arena_zalloc(&locked->arena, count * sizeof messages[0]);
 
     locked->partition = (unsigned)db_result_i64(locked->rows, 0, PARTITION);
     locked->position = db_result_i64(locked->rows, 0, POSITION);
     locked->next_offset = db_result_i64(locked->rows, 0, NEXT_OFFSET);
     if (db_result_is_null(locked->rows, 0, MESSAGE))
         count = 0;
-    for (size_t i = 0; i < count; i++) {
-        messages[i].topic = locked->reader->consumer.topic->name;
-        messages[i].partition = locked->partition;
-        bus_postgres_row_message(locked->rows, i, MESSAGE, &locked->arena, &messages[i]);
-    }
     locked->batch = (struct bus_batch){
-        .messages = messages,
+        .messages =
+            bus_postgres_row_messages(locked->rows, 0, count, MESSAGE, locked->reader->consumer.topic->name,
+                                      locked->partition, &locked->arena),
         .count = count,
         .verdicts = arena_zalloc(&locked->arena, (count + 1) * sizeof(struct bus_verdict)),
         .conn = locked->conn,
@@ -292,7 +288,7 @@ static enum bus_postgres_step run_batch(struct locked_batch *locked, int place, 
         return STEP_NOTHING;
     if (str_eq(db_result_str(locked->rows, 0, OTHERS), STR("true"))) {
         pthread_mutex_lock(&postgres->lock);
-        bus_postgres_reader_wake(locked->reader, POSTGRES_ANYWHERE);
+        bus_postgres_reader_wake(locked->reader, POSTGRES_ANYWHERE, STR_NONE, NULL);
         pthread_mutex_unlock(&postgres->lock);
     }
     if (!bus_postgres_handling_begin(postgres))
