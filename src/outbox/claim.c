@@ -91,8 +91,9 @@ bool outbox_batch_is_held(const struct outbox_batch *batch, size_t at)
     return false;
 }
 
-void outbox_results_conclude(struct outbox_claim *claim)
+void outbox_results_conclude(struct outbox *outbox)
 {
+    struct outbox_claim *claim = &outbox->claim;
     bool is_held = false;
     for (size_t i = 0; i < claim->count; i++) {
         struct outbox_result *result = &claim->results[i];
@@ -102,23 +103,16 @@ void outbox_results_conclude(struct outbox_claim *claim)
             result->kind = OUTBOX_RELEASE;
         is_held |= holds_aggregate(result);
         /* FAILED blocks nothing, but the publisher has held later events back: they go with the next claim. */
-        if (result->kind == OUTBOX_RETRY && claim->events[i].attempts + 1 >= claim->settings->attempts_max)
+        if (result->kind == OUTBOX_RETRY && claim->events[i].attempts + 1 >= outbox->settings.attempts_max)
             result->kind = OUTBOX_POISON;
     }
 }
 
-void outbox_results_release(struct outbox_claim *claim)
-{
-    for (size_t i = 0; i < claim->count; i++)
-        if (claim->results[i].kind == OUTBOX_DONE)
-            claim->results[i].kind = OUTBOX_RELEASE;
-    claim->is_relaxed = false;
-}
-
 /* ---- settle ---- */
 
-static void add_settle(struct outbox_claim *claim, struct db_conn *conn)
+static void add_settle(struct outbox *outbox, struct db_conn *conn)
 {
+    struct outbox_claim *claim = &outbox->claim;
     static const char *const words[] = {[OUTBOX_DONE] = "done",
                                         [OUTBOX_RETRY] = "retry",
                                         [OUTBOX_POISON] = "dead",
@@ -129,7 +123,7 @@ static void add_settle(struct outbox_claim *claim, struct db_conn *conn)
         const struct outbox_result *result = &claim->results[i];
         int64_t pause_ms = 0;
         if (result->kind == OUTBOX_RETRY) {
-            pause_ms = outbox_backoff_ms(claim->settings, claim->events[i].attempts + 1);
+            pause_ms = outbox_backoff_ms(&outbox->settings, claim->events[i].attempts + 1);
             if (!claim->backoff_ms || pause_ms < claim->backoff_ms)
                 claim->backoff_ms = pause_ms;
         }
@@ -139,7 +133,7 @@ static void add_settle(struct outbox_claim *claim, struct db_conn *conn)
         db_array_put_i64(&pauses, pause_ms);
         db_array_put(&reasons, str_from(result->reason));
     }
-    db_pipeline_add(conn, &claim->sql->settle,
+    db_pipeline_add(conn, &outbox->sql.settle,
                     DB_PARAMS(db_uuid(str_from(claim->id)), db_text_array(buf_str(&claim->ids)),
                               db_text_array(db_array_end(&results)), db_text_array(db_array_end(&pauses)),
                               db_text_array(db_array_end(&reasons))));
@@ -148,27 +142,28 @@ static void add_settle(struct outbox_claim *claim, struct db_conn *conn)
 
 /* ---- claim ---- */
 
-static int64_t walk_max(const struct outbox_claim *claim)
+static int64_t walk_max(const struct outbox *outbox)
 {
-    return claim->settings->batch > WALK_MIN ? claim->settings->batch : WALK_MIN;
+    return outbox->settings.batch > WALK_MIN ? outbox->settings.batch : WALK_MIN;
 }
 
 /* The claim's id is known here before the database has it: if the reply is lost, the claim can still be released. */
-static void add_claim(struct outbox_claim *claim, struct db_conn *conn)
+static void add_claim(struct outbox *outbox, struct db_conn *conn)
 {
-    const struct outbox_settings *settings = claim->settings;
+    struct outbox_claim *claim = &outbox->claim;
+    const struct outbox_settings *settings = &outbox->settings;
     bool from_middle = claim->cursor[0].ptr != NULL;
-    unsigned columns = from_middle ? outbox_aggregate_columns(claim->table) : 0;
+    unsigned columns = from_middle ? outbox_aggregate_columns(outbox->config.table) : 0;
     struct uuid uuid = uuid_random();
     uuid_format(&uuid, claim->doubtful);
     struct db_param params[OUTBOX_CLAIM_PARAMS + OUTBOX_AGGREGATE_MAX + 1] = {
-        db_i64(walk_max(claim)), db_i64(settings->batch),    db_uuid(str_from(claim->doubtful)),
-        db_text(claim->worker),  db_i64(settings->lease_ms), db_i64(OUTBOX_STRIDE),
+        db_i64(walk_max(outbox)), db_i64(settings->batch),    db_uuid(str_from(claim->doubtful)),
+        db_cstr(outbox->worker),  db_i64(settings->lease_ms), db_i64(OUTBOX_STRIDE),
     };
     for (unsigned i = 0; i < columns; i++)
         params[OUTBOX_CLAIM_PARAMS + i] = db_text(claim->cursor[i]);
     params[OUTBOX_CLAIM_PARAMS + columns] = DB_END;
-    db_pipeline_add(conn, from_middle ? &claim->sql->claim_after : &claim->sql->claim_first, params);
+    db_pipeline_add(conn, from_middle ? &outbox->sql.claim_after : &outbox->sql.claim_first, params);
 }
 
 /* Columns of a claimed row: rows walked, the aggregate of the last one (with a sequence), then the event: line, id, … */
@@ -177,9 +172,10 @@ static unsigned cursor_columns(const struct outbox_table *table)
     return table->sequence ? outbox_aggregate_columns(table) : 0;
 }
 
-static void take_events(struct outbox_claim *claim, struct db_result *rows)
+static void take_events(struct outbox *outbox, struct db_result *rows)
 {
-    const struct outbox_table *table = claim->table;
+    struct outbox_claim *claim = &outbox->claim;
+    const struct outbox_table *table = outbox->config.table;
     size_t count = db_result_rows(rows);
     unsigned id_column = 2 + cursor_columns(table);
     if (count == 1 && db_result_is_null(rows, 0, id_column))
@@ -211,15 +207,16 @@ static void take_events(struct outbox_claim *claim, struct db_result *rows)
 
 /* A claim that did not reach the end continues after the last row it looked at, so that one busy aggregate does not delay the
  * others. Claims go round until a walk from the beginning to the end finds nothing. */
-static void move_cursor(struct outbox_claim *claim)
+static void move_cursor(struct outbox *outbox)
 {
-    unsigned columns = cursor_columns(claim->table);
+    struct outbox_claim *claim = &outbox->claim;
+    unsigned columns = cursor_columns(outbox->config.table);
     bool from_middle = claim->cursor[0].ptr != NULL;
     int64_t walked = db_result_rows(claim->rows) ? db_result_i64(claim->rows, 0, 0) : 0;
     struct buf *text = &claim->cursor_text;
-    claim->more = from_middle || claim->count > 0 || walked == walk_max(claim);
+    claim->more = from_middle || claim->count > 0 || walked == walk_max(outbox);
     claim->cursor[0] = STR_NONE;
-    if (walked != walk_max(claim))
+    if (walked != walk_max(outbox))
         return;
     buf_clear(text);
     for (unsigned i = 0; i < columns; i++)
@@ -234,15 +231,6 @@ static void move_cursor(struct outbox_claim *claim)
 
 /* ---- the exchange ---- */
 
-static void clear_batch(struct outbox_claim *claim)
-{
-    db_result_free(claim->rows);
-    claim->rows = NULL;
-    claim->count = 0;
-    buf_clear(&claim->ids);
-    arena_reset(&claim->arena);
-}
-
 enum { AT_SETTLE = 2, STATEMENTS_MAX = 5 };
 
 static const struct db_statement begin_sql = DB_STATEMENT("BEGIN"), commit_sql = DB_STATEMENT("COMMIT");
@@ -255,16 +243,17 @@ static const struct db_statement local_sql =
                  " set_config('enable_memoize', 'off', true)");
 
 /* BEGIN, local settings, [settle,] [claim,] COMMIT */
-enum status outbox_claim_exchange(struct outbox_claim *claim, struct db_conn *conn, bool claims,
+enum status outbox_claim_exchange(struct outbox *outbox, struct db_conn *conn, bool claims,
                                   int64_t deadline_ns, struct error *error)
 {
+    struct outbox_claim *claim = &outbox->claim;
     struct db_result *results[STATEMENTS_MAX] = {NULL};
     bool settles = claim->count > 0;
     int64_t sent_ns = clock_mono_ns();
     claim->backoff_ms = 0;
     claim->settled = 0;
     if (claim->doubtful[0]) {
-        enum status status = db_exec(conn, &claim->sql->release,
+        enum status status = db_exec(conn, &outbox->sql.release,
                                      DB_PARAMS(db_uuid(str_from(claim->doubtful))), deadline_ns, NULL, error);
         if (status != STATUS_OK)
             return status;
@@ -276,9 +265,9 @@ enum status outbox_claim_exchange(struct outbox_claim *claim, struct db_conn *co
     db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
     db_pipeline_add(conn, &local_sql, DB_NO_PARAMS);
     if (settles)
-        add_settle(claim, conn);
+        add_settle(outbox, conn);
     if (claims)
-        add_claim(claim, conn);
+        add_claim(outbox, conn);
     db_pipeline_add(conn, &commit_sql, DB_NO_PARAMS);
     size_t count = 3 + (size_t)settles + (size_t)claims;
     enum status status = db_pipeline_end(conn, deadline_ns, results, count, NULL, error);
@@ -288,39 +277,27 @@ enum status outbox_claim_exchange(struct outbox_claim *claim, struct db_conn *co
     }
     if (settles) {
         claim->settled = db_result_rows(results[AT_SETTLE]);
-        outbox_report_settled(claim->table, results[AT_SETTLE]);
+        outbox_report_settled(outbox->config.table, results[AT_SETTLE]);
         if (claim->settled < claim->count)
-            log_warn("outbox_claim_lost", LOG_CSTR("module", claim->table->module),
+            log_warn("outbox_claim_lost", LOG_CSTR("module", outbox->config.table->module),
                      LOG_INT("events", claim->count - claim->settled));
     }
-    clear_batch(claim);
+    db_result_free(claim->rows);
+    claim->rows = NULL;
+    claim->count = 0;
+    buf_clear(&claim->ids);
+    arena_reset(&claim->arena);
     claim->more = false;
     if (claims) {
         size_t at = AT_SETTLE + (size_t)settles;
         memcpy(claim->id, claim->doubtful, sizeof claim->id);
         claim->doubtful[0] = '\0';
         claim->claimed_ns = sent_ns;
-        take_events(claim, results[at]);
+        take_events(outbox, results[at]);
         results[at] = NULL;
-        move_cursor(claim);
+        move_cursor(outbox);
     }
     for (size_t i = 0; i < STATEMENTS_MAX; i++)
         db_result_free(results[i]);
     return STATUS_OK;
-}
-
-void outbox_claim_init(struct outbox_claim *claim, const struct outbox_table *table,
-                       const struct outbox_settings *settings, const struct outbox_sql *sql,
-                       struct str worker)
-{
-    *claim = (struct outbox_claim){
-        .table = table, .settings = settings, .sql = sql, .worker = worker, .arena = ARENA(8192)};
-}
-
-void outbox_claim_deinit(struct outbox_claim *claim)
-{
-    clear_batch(claim);
-    arena_deinit(&claim->arena);
-    buf_deinit(&claim->ids);
-    buf_deinit(&claim->cursor_text);
 }

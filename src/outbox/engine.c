@@ -11,13 +11,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/backoff.h"
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/metrics.h"
-#include "loop/task.h"
 #include "outbox/outbox_inside.h"
 
 enum {
@@ -34,35 +32,6 @@ enum {
     CLEANUP_ROWS = 1000,
     CLEANUP_BATCHES_MAX = 1000,
     MEASURE_SHARE = 20, /* counting takes at most a twentieth of the time */
-    NOTICE_WINDOW_US = 1000,
-};
-
-struct outbox {
-    struct outbox_config config;
-    struct outbox_settings settings;
-    struct db_target target; /* texts in `arena` */
-    struct arena arena;
-    struct outbox_sql sql;
-    char worker[256];
-    struct db_listener *listener;
-    struct task *step, *lease, *upkeep;
-    /* One connection each. Step and lease share one, so that a batch is settled by the connection that claimed it, unless
-     * that was lost. Upkeep, which may take long, has another. */
-    struct db_pool *pool, *upkeep_pool;
-
-    /* the step's */
-    struct outbox_claim claim;
-    int64_t due_ns;        /* the earliest end of a backoff */
-    struct backoff outage; /* batches in a row that the bus could not take */
-    int64_t outage_ns;     /* when the first of them failed */
-
-    /* upkeep's */
-    struct outbox_gauges gauges;
-    int64_t measure_ns, cleanup_ns; /* not before */
-
-    pthread_mutex_t lock; /* for what follows, and for id and ids of `claim` while it is published */
-    bool is_publishing;
-    int64_t leased_ns; /* when the lease of the published batch was last extended */
 };
 
 /* ---- the step ---- */
@@ -86,10 +55,12 @@ static enum status outbox_exchange(struct outbox *outbox, bool claims, int64_t d
         db_release(conn);
         nanosleep(&(struct timespec){.tv_nsec = OLDER_WAIT_MS * CLOCK_NS_PER_MS}, NULL);
     }
-    if (is_doubtful)
-        outbox_results_release(claim);
+    for (size_t i = 0; i < claim->count && is_doubtful; i++)
+        if (claim->results[i].kind == OUTBOX_DONE)
+            claim->results[i].kind = OUTBOX_RELEASE;
+    claim->is_relaxed &= !is_doubtful;
     if (status == STATUS_OK)
-        status = outbox_claim_exchange(claim, conn, claims, deadline_ns, error);
+        status = outbox_claim_exchange(outbox, conn, claims, deadline_ns, error);
     db_release(conn);
     if (status != STATUS_OK)
         return status;
@@ -141,7 +112,7 @@ static void publish_batch(struct outbox *outbox)
         set_publishing(outbox, false);
     }
     claim->is_relaxed = batch.is_relaxed;
-    outbox_results_conclude(claim);
+    outbox_results_conclude(outbox);
 }
 
 /* The rows show the outage at once. Until the pause is over, no commit wakes the step, so that a million waiting rows are not
@@ -288,11 +259,6 @@ static int64_t outbox_upkeep(struct task *task, void *context)
 
 /* ---- notices: sent after the commit, never in it, where NOTIFY would serialise all commits ---- */
 
-struct outbox_notifier {
-    struct db_notifier *connection;
-    char channel[64];
-};
-
 /* "refdata.outbox_event" → "outbox_refdata_outbox_event" */
 static void write_channel(const struct outbox_table *table, char out[64])
 {
@@ -302,29 +268,11 @@ static void write_channel(const struct outbox_table *table, char out[64])
             *c = '_';
 }
 
-struct outbox_notifier *outbox_notifier_create(const struct outbox_table *table, struct loop *loop,
-                                               const struct db_target *target)
+void outbox_notify(const struct outbox_table *table, struct db_notifier *notifier)
 {
-    struct db_notifier *connection = db_notifier_create(loop, target, NOTICE_WINDOW_US);
-    if (!connection)
-        return NULL;
-    struct outbox_notifier *notifier = memory_zalloc(sizeof *notifier);
-    notifier->connection = connection;
-    write_channel(table, notifier->channel);
-    return notifier;
-}
-
-void outbox_notify(struct outbox_notifier *notifier)
-{
-    db_notify(notifier->connection, str_from(notifier->channel), STR(""));
-}
-
-void outbox_notifier_destroy(struct outbox_notifier *notifier)
-{
-    if (!notifier)
-        return;
-    db_notifier_destroy(notifier->connection);
-    free(notifier);
+    char channel[64];
+    write_channel(table, channel);
+    db_notify(notifier, str_from(channel), STR(""));
 }
 
 static void on_notice(void *context, struct str channel, struct str payload)
@@ -375,8 +323,7 @@ enum status outbox_create(const struct outbox_config *config, struct outbox **ou
         snprintf(outbox->worker, sizeof outbox->worker, "%s", hostname);
     else if (gethostname(outbox->worker, sizeof outbox->worker - 1) != 0)
         snprintf(outbox->worker, sizeof outbox->worker, "unknown");
-    outbox_claim_init(&outbox->claim, config->table, &outbox->settings, &outbox->sql,
-                      str_from(outbox->worker));
+    outbox->claim.arena = ARENA(8192);
     outbox->target = db_target_copy(config->target, config->table->name, &outbox->arena);
     outbox->target.connections_max = 1;
     enum status status = db_pool_create(&outbox->target, &outbox->pool, error);
@@ -445,7 +392,10 @@ void outbox_destroy(struct outbox *outbox)
     task_destroy(outbox->upkeep);
     db_listener_destroy(outbox->listener);
     outbox_gauges_deinit(&outbox->gauges);
-    outbox_claim_deinit(&outbox->claim);
+    db_result_free(outbox->claim.rows);
+    arena_deinit(&outbox->claim.arena);
+    buf_deinit(&outbox->claim.ids);
+    buf_deinit(&outbox->claim.cursor_text);
     db_pool_destroy(outbox->pool);
     db_pool_destroy(outbox->upkeep_pool);
     arena_deinit(&outbox->arena);

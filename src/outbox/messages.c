@@ -66,18 +66,14 @@ static bool is_outage(enum status status)
     return status == STATUS_CONFIG || (status != STATUS_INTERNAL && status_retryable(status));
 }
 
-static void set_result(struct outbox_batch *batch, size_t at, const struct error *error)
+static enum outbox_result_kind result_of(enum status status)
 {
-    if (error->status == STATUS_OK)
-        return;
-    if (error->status == STATUS_CANCELLED) /* not tried: the bus stops */
-        outbox_batch_set(batch, at, OUTBOX_RELEASE, "not tried");
-    else if (is_outage(error->status))
-        outbox_batch_set(batch, at, OUTBOX_OUTAGE, "%s", error->message);
-    else if (error->status == STATUS_BAD_REQUEST || error->status == STATUS_PAYLOAD_TOO_LARGE)
-        outbox_batch_set(batch, at, OUTBOX_POISON, "%s", error->message); /* it will always be refused */
-    else
-        outbox_batch_set(batch, at, OUTBOX_RETRY, "%s", error->message);
+    if (status == STATUS_CANCELLED) /* not tried: the bus stops */
+        return OUTBOX_RELEASE;
+    if (is_outage(status))
+        return OUTBOX_OUTAGE;
+    bool is_refused_always = status == STATUS_BAD_REQUEST || status == STATUS_PAYLOAD_TOO_LARGE;
+    return is_refused_always ? OUTBOX_POISON : OUTBOX_RETRY;
 }
 
 void outbox_messages_publish(struct bus *bus, struct outbox_batch *batch, outbox_message_fn *write,
@@ -108,7 +104,8 @@ void outbox_messages_publish(struct bus *bus, struct outbox_batch *batch, outbox
             error = (struct error){0};
             error.status = bus_publish(bus, &messages[i], 1, clock_deadline_ms(OUTBOX_PUBLISH_MS), &error);
         }
-        set_result(batch, events[i], &error);
+        if (error.status != STATUS_OK)
+            outbox_batch_set(batch, events[i], result_of(error.status), "%s", error.message);
     }
     arena_deinit(&arena);
 }

@@ -181,13 +181,9 @@ void outbox_destroy(struct outbox *outbox); /* after outbox_stop(); NULL is fine
 /* The debug line of a writer after its commit, for each event (O5). */
 void outbox_log_enqueued(const struct outbox_table *table, struct str event_type, struct str id);
 
-/* ---- the notifier: for a process that writes events and has no engine ---- */
-struct outbox_notifier;
-struct outbox_notifier *outbox_notifier_create(
-    const struct outbox_table *table, struct loop *loop,
-    const struct db_target *target);                  /* NULL: the target is invalid */
-void outbox_notify(struct outbox_notifier *notifier); /* any thread, after the commit; coalesced */
-void outbox_notifier_destroy(struct outbox_notifier *notifier);
+/* For a process that writes events and has no engine: notifies those of other processes. Any thread, after the commit; coalesced. */
+enum { OUTBOX_NOTICE_WINDOW_US = 1000 }; /* of the notifier */
+void outbox_notify(const struct outbox_table *table, struct db_notifier *notifier);
 
 /* ---- operator.c: `freshet outbox` (O4). Blocking, on the caller's connection. ---- */
 enum outbox_state { OUTBOX_PENDING, OUTBOX_IN_FLIGHT, OUTBOX_PUBLISHED, OUTBOX_FAILED };

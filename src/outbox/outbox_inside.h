@@ -12,8 +12,10 @@
 #include <pthread.h>
 
 #include "base/arena.h"
+#include "base/backoff.h"
 #include "base/buf.h"
 #include "base/uuid.h"
+#include "loop/task.h"
 #include "outbox/outbox.h"
 
 enum {
@@ -32,12 +34,8 @@ struct db_statement outbox_sql_expand(const struct outbox_table *table, const ch
 unsigned outbox_aggregate_columns(const struct outbox_table *table);
 
 /* ---- claim.c ---- */
-struct outbox_claim { /* used by the step only, but for `id` and `ids` */
-    const struct outbox_table *table;
-    const struct outbox_settings *settings;
-    const struct outbox_sql *sql;
-    struct str worker; /* locked_by */
-    /* the batch, from its claim until it is settled */
+/* The claimed batch, from its claim until it is settled. Used by the step only, but for `id` and `ids`. */
+struct outbox_claim {
     struct arena arena; /* of events and results; texts are in `rows` */
     struct db_result *rows;
     struct outbox_event *events;
@@ -58,18 +56,12 @@ struct outbox_claim { /* used by the step only, but for `id` and `ids` */
     int64_t backoff_ms;      /* the shortest pause that it recorded; 0 = none */
     int64_t outage_pause_ms; /* the pause to record for OUTBOX_OUTAGE */
 };
-void outbox_claim_init(struct outbox_claim *claim, const struct outbox_table *table,
-                       const struct outbox_settings *settings, const struct outbox_sql *sql,
-                       struct str worker);
-void outbox_claim_deinit(struct outbox_claim *claim);
 /* Settles the batch if there is one and, if `claims`, takes the next one, in one transaction. A failure leaves the batch as it
  * was: try again. */
-enum status outbox_claim_exchange(struct outbox_claim *claim, struct db_conn *conn, bool claims,
+enum status outbox_claim_exchange(struct outbox *outbox, struct db_conn *conn, bool claims,
                                   int64_t deadline_ns, struct error *error) MUST_CHECK;
 /* Results as they are recorded: the first RETRY of a run releases later events of it, and the last allowed one is POISON. */
-void outbox_results_conclude(struct outbox_claim *claim);
-/* The server may have lost what was published: DONE becomes RELEASE. */
-void outbox_results_release(struct outbox_claim *claim);
+void outbox_results_conclude(struct outbox *outbox);
 
 /* ---- metrics.c ---- */
 struct outbox_gauges { /* event types whose gauges were set: those that no longer wait are set to 0 */
@@ -80,5 +72,34 @@ void outbox_metrics_init(void);
 void outbox_gauges_set(struct outbox_gauges *gauges, const char *module, const struct db_result *rows);
 void outbox_gauges_deinit(struct outbox_gauges *gauges);
 void outbox_report_settled(const struct outbox_table *table, const struct db_result *rows);
+
+/* ---- engine.c ---- */
+struct outbox {
+    struct outbox_config config;
+    struct outbox_settings settings;
+    struct db_target target; /* texts in `arena` */
+    struct arena arena;
+    struct outbox_sql sql;
+    char worker[256]; /* locked_by */
+    struct db_listener *listener;
+    struct task *step, *lease, *upkeep;
+    /* One connection each. Step and lease share one, so that a batch is settled by the connection that claimed it, unless
+     * that was lost. Upkeep, which may take long, has another. */
+    struct db_pool *pool, *upkeep_pool;
+
+    /* the step's */
+    struct outbox_claim claim;
+    int64_t due_ns;        /* the earliest end of a backoff */
+    struct backoff outage; /* batches in a row that the bus could not take */
+    int64_t outage_ns;     /* when the first of them failed */
+
+    /* upkeep's */
+    struct outbox_gauges gauges;
+    int64_t measure_ns, cleanup_ns; /* not before */
+
+    pthread_mutex_t lock; /* for what follows, and for id and ids of `claim` while it is published */
+    bool is_publishing;
+    int64_t leased_ns; /* when the lease of the published batch was last extended */
+};
 
 #endif

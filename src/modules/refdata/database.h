@@ -60,7 +60,7 @@ struct refdata_database {
     struct task *upkeep;    /* apply/: fails and deletes what is old; NULL where the role does not run */
     bool is_upkeep_failing; /* the task's: logged once */
     struct outbox *relay;   /* relay/: this, where the role runs, or a notifier that wakes it elsewhere */
-    struct outbox_notifier *relay_notifier;
+    struct db_notifier *relay_notifier;
     struct refdata_adapter *adapter;             /* adapter/ */
     struct refdata_invalidations *invalidations; /* query/: receives new versions */
 };

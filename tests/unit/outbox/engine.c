@@ -173,7 +173,7 @@ static void test_o2_a_notice_of_another_process_wakes_the_engine(void **state)
     station_open(&other, &unused, &rig_words, &settings);
     for (int i = 1; i <= 5; i++) {
         rig_insert(&rig_flags, 1, i, i);
-        outbox_notify(other.notifier);
+        outbox_notify(&rig_flags, other.notifier);
         assert_true(journal_await(&journal, (size_t)i + 1));
     }
     station_close(&station);

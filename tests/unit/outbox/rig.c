@@ -388,7 +388,7 @@ void station_open(struct station *station, struct journal *journal, const struct
                                               .publish = publish},
                       &station->engine, &error) != STATUS_OK)
         fail_msg("create: %s", error.message);
-    station->notifier = outbox_notifier_create(&rig_flags, station->loop, &target);
+    station->notifier = db_notifier_create(station->loop, &target, OUTBOX_NOTICE_WINDOW_US);
     outbox_start(station->engine);
     pthread_create(&station->thread, NULL, run_loop, station->loop);
 }
@@ -400,7 +400,7 @@ void station_close(struct station *station)
     loop_stop(station->loop);
     pthread_join(station->thread, NULL);
     outbox_destroy(station->engine);
-    outbox_notifier_destroy(station->notifier);
+    db_notifier_destroy(station->notifier);
     worker_pool_destroy(station->workers);
     loop_destroy(station->loop);
 }

@@ -51,7 +51,7 @@ struct station {
     struct loop *loop;
     struct worker_pool *workers;
     struct outbox *engine;
-    struct outbox_notifier *notifier; /* of rig_flags, whatever the engine's table */
+    struct db_notifier *notifier;
     pthread_t thread;
 };
 

@@ -32,8 +32,9 @@ static void a_pause_doubles_up_to_its_cap_and_is_jittered(void **state)
 
 static void conclude(struct outbox_event *events, struct outbox_result *results, size_t count)
 {
-    struct outbox_claim claim = {.settings = &settings, .events = events, .results = results, .count = count};
-    outbox_results_conclude(&claim);
+    struct outbox outbox = {.settings = settings,
+                            .claim = {.events = events, .results = results, .count = count}};
+    outbox_results_conclude(&outbox);
 }
 
 static void what_stands_behind_a_retry_is_left(void **state)

@@ -59,7 +59,7 @@ static void *create_relay(void *owner, struct error *error)
     struct refdata_database *database = owner;
     struct kernel_site *site = &database->site;
     if (!refdata_has_role(database->refdata, "relay"))
-        database->relay_notifier = outbox_notifier_create(&refdata_outbox_table, site->home, &site->target);
+        database->relay_notifier = db_notifier_create(site->home, &site->target, OUTBOX_NOTICE_WINDOW_US);
     else if (kernel_site_add_outbox(site,
                                     &(struct outbox_config){.table = &refdata_outbox_table,
                                                             .settings = &database->catalog->outbox,
@@ -72,7 +72,7 @@ static void *create_relay(void *owner, struct error *error)
 
 static void destroy_relay(void *part)
 {
-    outbox_notifier_destroy(((struct refdata_database *)part)->relay_notifier);
+    db_notifier_destroy(((struct refdata_database *)part)->relay_notifier);
 }
 
 /* apply has one to wake, here or elsewhere. */
@@ -87,5 +87,5 @@ void refdata_relay_wake(struct refdata_database *database)
     if (database->relay)
         outbox_wake(database->relay);
     else
-        outbox_notify(database->relay_notifier);
+        outbox_notify(&refdata_outbox_table, database->relay_notifier);
 }
