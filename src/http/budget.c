@@ -39,7 +39,7 @@ void http_budget_init(struct http_server *server)
     if (!server->config.workers)
         return;
     server->budget.trim = task_create(&(struct task_config){.name = "http_trim",
-                                                            .loop = server->homes[0]->loop,
+                                                            .loop = server->homes[0].loop,
                                                             .pool = server->config.workers,
                                                             .run = trim_step,
                                                             .context = server});

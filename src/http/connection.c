@@ -8,6 +8,7 @@
  * than the window's bytes is ended with the window. */
 #include <errno.h>
 #include <linux/sockios.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -15,8 +16,6 @@
 
 #include "base/memory.h"
 #include "http/http_inside.h"
-
-static void take_turn(struct http_connection *connection);
 
 static int64_t now_ns(const struct http_connection *connection)
 {
@@ -86,17 +85,6 @@ void http_connection_finish(struct http_connection *connection, bool may_be_unre
     drop_request(connection);
     connection->may_be_unread = may_be_unread;
     http_connection_move(connection, HTTP_STATE_FLUSH);
-}
-
-static void on_tick_end(struct loop_tick *tick)
-{
-    take_turn(CONTAINER_OF(tick, struct http_connection, tick));
-}
-
-void http_connection_resume(struct http_connection *connection)
-{
-    if (!connection->running && connection->state != HTTP_STATE_DEAD)
-        loop_at_tick_end(connection->home->loop, &connection->tick, on_tick_end);
 }
 
 /* ---- deadlines ---- */
@@ -359,14 +347,25 @@ static void take_turn(struct http_connection *connection)
     end_turn(connection);
 }
 
+static void on_tick_end(struct loop_tick *tick)
+{
+    take_turn(CONTAINER_OF(tick, struct http_connection, tick));
+}
+
+void http_connection_resume(struct http_connection *connection)
+{
+    if (!connection->running && connection->state != HTTP_STATE_DEAD)
+        loop_at_tick_end(connection->home->loop, &connection->tick, on_tick_end);
+}
+
 /* ---- input ---- */
 
 /* One read. False when no turn is needed. */
 static bool read_some(struct http_connection *connection)
 {
     if (connection->state == HTTP_STATE_LINGER) {
-        struct http_home *home = connection->home;
-        ssize_t got = recv(connection->io.fd, home->scratch, sizeof home->scratch, 0);
+        char dropped[HTTP_BLOCK_BYTES];
+        ssize_t got = recv(connection->io.fd, dropped, sizeof dropped, 0);
         connection->lingered_bytes += got > 0 ? (uint64_t)got : 0;
         if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR) ||
             connection->lingered_bytes > HTTP_LINGER_BYTES_MAX)
@@ -409,28 +408,36 @@ static void on_event(struct loop_io *io, unsigned events)
     take_turn(connection);
 }
 
-void http_connection_open(struct http_home *home, int fd, const struct sockaddr_storage *peer, bool is_extra)
+void http_connection_open(struct http_home *home, int fd, const struct sockaddr_storage *peer)
 {
+    const struct http_limits *limits = &home->server->config.limits;
+    atomic_uint *count = &home->server->connection_count;
+    unsigned before = atomic_fetch_add_explicit(count, 1, memory_order_relaxed);
     struct http_connection *connection = memory_zalloc(sizeof *connection);
     struct error error;
+    int on = 1;
 
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     connection->home = home;
     connection->refs = 1;
     connection->out = &connection->own_out;
     if (peer)
         connection->peer = *peer;
-    if (loop_io_start(home->loop, &connection->io, fd, LOOP_READ, on_event, &error) != STATUS_OK) {
+    if (before >= limits->connections_max + limits->connections_extra ||
+        loop_io_start(home->loop, &connection->io, fd, LOOP_READ, on_event, &error) != STATUS_OK) {
         close(fd);
         free(connection);
-        atomic_fetch_sub_explicit(&home->server->connection_count, 1, memory_order_relaxed);
+        atomic_fetch_sub_explicit(count, 1, memory_order_relaxed);
         return;
     }
     LIST_INSERT_HEAD(&home->connections, connection, entry);
     metric_change(home->server->connections_gauge, 1);
     connection->progress_ns = now_ns(connection);
     http_connection_move(connection, HTTP_STATE_HEAD);
-    if (is_extra || home->draining)
-        http_connection_fail(connection, is_extra ? STATUS_OVERLOADED : STATUS_UNAVAILABLE);
+    if (before >= limits->connections_max)
+        http_connection_fail(connection, STATUS_OVERLOADED);
+    else if (home->draining)
+        http_connection_fail(connection, STATUS_UNAVAILABLE);
     else
         set_deadline(connection);
 }

@@ -16,7 +16,7 @@ static void next_request(struct http_connection *connection)
 static void refuse_framing(struct http_exchange *exchange, const struct error *error)
 {
     http_connection_move(exchange->connection, HTTP_STATE_BUSY);
-    exchange->framing_lost = true;
+    exchange->closes = true;
     http_send_error(&exchange->request, error);
 }
 
@@ -90,15 +90,22 @@ static enum http_step refuse_body(struct http_exchange *exchange, enum status st
     return HTTP_STEP_ANSWERED;
 }
 
+static enum http_body_step next_piece(struct http_exchange *exchange, struct str *piece)
+{
+    struct str raw = str_of(exchange->block + exchange->start, exchange->end - exchange->start);
+    enum http_body_step step = http_body_next(&exchange->body, &raw, piece);
+
+    exchange->start = exchange->end - raw.len;
+    return step;
+}
+
 /* PARKED: with the next bytes it is called again. */
 static enum http_step read_body(struct http_exchange *exchange)
 {
-    struct str raw = str_of(exchange->block + exchange->start, exchange->end - exchange->start), piece;
+    struct str piece;
 
     for (;;) {
-        enum http_body_step step = http_body_next(&exchange->body, &raw, &piece);
-        exchange->start = exchange->end - raw.len;
-        switch (step) {
+        switch (next_piece(exchange, &piece)) {
         case HTTP_BODY_DATA:
             if (exchange->body.received > body_bytes_max(exchange))
                 return refuse_body(exchange, STATUS_PAYLOAD_TOO_LARGE, "the body is over the limit");
@@ -151,11 +158,10 @@ static enum http_step step_body(struct http_exchange *exchange)
 /* Reads and drops what is left of the body of an answered request; bounded. */
 static bool discard_body(struct http_exchange *exchange)
 {
-    struct str raw = str_of(exchange->block + exchange->start, exchange->end - exchange->start), piece;
+    struct str piece;
 
     for (;;) {
-        enum http_body_step step = http_body_next(&exchange->body, &raw, &piece);
-        exchange->start = exchange->end - raw.len;
+        enum http_body_step step = next_piece(exchange, &piece);
         if (step == HTTP_BODY_DATA)
             exchange->discarded += piece.len;
         if (step == HTTP_BODY_FAILED || exchange->discarded > HTTP_DISCARD_BYTES_MAX ||
@@ -249,7 +255,7 @@ static bool go_on(struct http_connection *connection)
     case HTTP_ANSWERED: /* the connection goes on, drops the rest of the body first, or ends */
         http_exchange_unpark(exchange);
         if (exchange->closes) {
-            bool client_asked = !exchange->framing_lost && !exchange->head.keep_alive;
+            bool client_asked = !exchange->head.keep_alive;
             http_connection_finish(connection, !client_asked || !http_body_is_done(&exchange->body));
             return false;
         }
@@ -356,7 +362,7 @@ static bool read_head(struct http_connection *connection)
     /* Nothing in an invalid head can be relied on: the request is filled out of an empty one. */
     metric_add(exchange->home->server->parse_errors, 1);
     exchange->entry = exchange->home->server->unmatched;
-    exchange->head = (struct http_head){0};
+    exchange->head = (struct http_head){.keep_alive = true};
     http_parser_reset(&exchange->parser);
     exchange->parser.minor_version = 1;
     http_exchange_fill_request(exchange);

@@ -117,8 +117,9 @@ void http_exchange_next(struct http_exchange *exchange)
     http_exchange_move(exchange, HTTP_READING);
     exchange->step = 0;
     exchange->entry = NULL;
-    exchange->is_late = exchange->framing_lost = exchange->closes = exchange->is_chunked = false;
-    exchange->recorded.kind = HTTP_RECORDED_NOTHING;
+    exchange->is_late = exchange->closes = exchange->is_chunked = false;
+    exchange->recorded.status = 0;
+    exchange->source.produce = NULL;
     exchange->deadline_ns = 0;
     exchange->discarded = 0;
     exchange->body_since_ns = 0;
@@ -192,8 +193,6 @@ void http_exchange_fill_request(struct http_exchange *exchange)
     }
     request->header_count = parser->span_count;
     request->method = exchange->head.method;
-    request->minor_version = parser->minor_version;
-    request->target = exchange->head.target;
     request->path = exchange->head.path;
     request->query = exchange->head.query;
     request->authorization = field_once(exchange, HTTP_FIELD_AUTHORIZATION);
@@ -310,7 +309,7 @@ static void on_handler_done(struct worker_job *job)
     struct http_connection *connection = exchange->connection;
     struct http_server *server = exchange->home->server;
     struct http_request *request = &exchange->request;
-    const struct http_recorded *recorded = &exchange->recorded;
+    const struct http_source source = exchange->source; /* recorded */
     struct worker_pool *next_pool = exchange->next_pool; /* that http_request_hand_on() named */
     exchange->next_pool = NULL;
     if (next_pool && !is_abandoned(exchange) && !job->cancelled) {
@@ -320,16 +319,16 @@ static void on_handler_done(struct worker_job *job)
     }
     http_exchange_move(exchange, HTTP_RUNNING);
     if (is_abandoned(exchange)) {
-        if (recorded->kind == HTTP_RECORDED_STREAM)
-            recorded->source.release(recorded->source.context);
+        if (source.produce)
+            source.release(source.context);
         http_dispatch_end_key(exchange); /* not before: until now the handler was running */
         http_exchange_release(exchange);
     } else {
         http_exchange_unpark(exchange);
-        if (recorded->kind == HTTP_RECORDED_STREAM) {
-            http_send_stream(request, &recorded->response, &recorded->source);
-        } else if (recorded->kind == HTTP_RECORDED_WHOLE) {
-            http_send(request, &recorded->response);
+        if (source.produce) {
+            http_send_stream(request, &exchange->recorded, &source);
+        } else if (exchange->recorded.status) {
+            http_send(request, &exchange->recorded);
         } else if (job->cancelled) {
             http_send_error(request, &(struct error){.status = STATUS_CANCELLED});
         } else {

@@ -76,9 +76,9 @@ static bool is_authority(struct str text)
     return true;
 }
 
-static enum status read_target(struct http_head *head, struct error *error)
+static enum status read_target(struct str rest, struct http_head *head, struct error *error)
 {
-    struct str rest = head->target, scheme = STR("http://");
+    struct str scheme = STR("http://");
     size_t host_len = 0;
 
     if (rest.ptr[0] == '/') {
@@ -201,13 +201,13 @@ enum status http_head_read(const struct http_parser *parser, const char *data, s
 {
     struct str method = str_of(data + parser->method_at, parser->method_len);
 
-    *head = (struct http_head){.target = str_of(data + parser->target_at, parser->target_len)};
+    *head = (struct http_head){0};
     while (head->method < HTTP_METHODS && (method.ptr[0] != method_names[head->method][0] ||
                                            !str_eq(method, str_from(method_names[head->method]))))
         head->method++;
     /* An unknown method is 405 or 404, by its path. CONNECT is the exception: what follows its head need not be a request. */
     if (head->method == HTTP_METHOD_OTHER && str_eq(method, STR("CONNECT")))
         return error_set(error, STATUS_NOT_IMPLEMENTED, "this method is not supported");
-    enum status status = read_target(head, error);
+    enum status status = read_target(str_of(data + parser->target_at, parser->target_len), head, error);
     return status == STATUS_OK ? read_fields(parser, data, head, error) : status;
 }

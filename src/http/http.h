@@ -93,8 +93,6 @@ struct http_header {
 
 struct http_request {
     enum http_method method;            /* HEAD stays HEAD; the server drops the body of its answer */
-    unsigned minor_version;             /* HTTP/1.x */
-    struct str target;                  /* as sent */
     struct str path, query;             /* raw, split at '?' */
     struct str params[HTTP_PARAMS_MAX]; /* raw path segments in the order of the row's {names} */
     const struct http_header *headers;
@@ -216,9 +214,6 @@ void http_router_destroy(struct http_router *router);
  * tenant_param that is not in the path are CONFIG errors. */
 enum status http_router_add(struct http_router *router, const struct http_route *routes, void *context,
                             struct error *error) MUST_CHECK;
-/* Calls fn for every row: for the OpenAPI test and `freshet routes`. */
-void http_router_each(const struct http_router *router, void (*fn)(const struct http_route *route, void *arg),
-                      void *arg);
 
 /* ---- server ---- */
 struct http_limits { /* C6; every one configurable */

@@ -33,12 +33,13 @@ enum {
     HTTP_LINGER_MS = 2000,                   /* after the last answer, for the client to read it */
     HTTP_LINGER_BYTES_MAX = 4 * 1024 * 1024,
     HTTP_BODY_SHARES = 64, /* of the memory of bodies: tenants, by a hash */
+    HTTP_CACHE_LINE_BYTES = 64,
 };
 
 /* What a parsed head means for the server. */
 struct http_head {
     enum http_method method;
-    struct str target, path, query; /* slices of the head's bytes */
+    struct str path, query; /* slices of the head's bytes */
     enum http_body_kind body_kind;
     uint64_t content_length; /* of a sized body */
     bool keep_alive;
@@ -95,15 +96,6 @@ enum http_progress {
     HTTP_PROGRESSES,
 };
 
-enum http_recorded_kind { HTTP_RECORDED_NOTHING, HTTP_RECORDED_WHOLE, HTTP_RECORDED_STREAM };
-
-/* An answer given on a worker thread, kept in the request's arena until the loop sends it. */
-struct http_recorded {
-    enum http_recorded_kind kind;
-    struct http_response response;
-    struct http_source source;
-};
-
 /*   block                    start            end              block_bytes
  *    | head being handled ... | not yet parsed | free            |
  *
@@ -133,7 +125,6 @@ struct http_exchange {
     enum http_progress progress;
     unsigned step;      /* of the array in dispatch.c */
     bool is_late;       /* was off the loop: its duration is measured when it is answered */
-    bool framing_lost;  /* where the next request begins is not known */
     bool closes;        /* the connection ends with this answer */
     uint64_t discarded; /* of the unread body */
 
@@ -145,9 +136,9 @@ struct http_exchange {
     int64_t deadline_ns;           /* of prepare and the worker's run; 0 = not counted yet */
     http_handler_fn *handler;      /* which runs */
     struct worker_pool *next_pool; /* of the handler that http_request_hand_on() named; NULL = none */
-    struct http_recorded recorded;
+    struct http_response recorded; /* given on a worker, copied into the arena; status 0 = none yet */
 
-    struct http_source source;
+    struct http_source source; /* of an answer that is a stream, or recorded as one; produce NULL = none */
     bool is_chunked;
     uint64_t source_left; /* of a content_length */
 };
@@ -199,33 +190,30 @@ struct http_budget {
 };
 
 struct http_home {
-    struct http_server *server;
+    _Alignas(HTTP_CACHE_LINE_BYTES) struct http_server *server; /* no line is shared with another loop's */
     struct loop *loop;
     struct buf out;
     SLIST_HEAD(, http_exchange) spares;
     unsigned spare_count;
     LIST_HEAD(, http_connection) connections;
     struct http_tally tally;
-    char date_line[CLOCK_HTTP_DATE_BYTES + 8]; /* "Date: …\r\n" */
-    size_t date_line_len;
+    char date_line[CLOCK_HTTP_DATE_BYTES - 1 + 8]; /* "Date: …\r\n" */
     int64_t date_until_ns;
     TAILQ_HEAD(, http_connection) unsent; /* the first has waited for its client longest */
     size_t unsent_bytes;
-    SLIST_HEAD(, http_listener) listeners; /* open ones */
+    SLIST_HEAD(, http_listener) listeners;
     bool draining, drained;
     struct loop_timer drain_timer;
-    char scratch[HTTP_BLOCK_BYTES]; /* for bytes that are read and dropped */
 };
 
 struct http_server {
     struct http_server_config config;
-    struct http_home **homes; /* by loop index */
+    struct http_home *homes; /* by loop index */
     unsigned home_count;
     atomic_uint refs; /* its owner, each worker that holds a request, each message on its way to a loop */
     bool is_destroyed;
     atomic_uint connection_count;
     unsigned port;
-    SLIST_HEAD(, http_listener) listeners; /* all, for its owner's thread */
     struct http_entry *unmatched;          /* counts requests without a route */
     struct metric_series *connections_gauge, *parse_errors, *bodies_gauge, *unsent_gauge, *slow_cuts,
         *full_cuts, *trims;
@@ -281,7 +269,8 @@ void http_work_set_deadline(struct http_exchange *exchange); /* the row's, from 
 void http_work_submit(struct http_exchange *exchange);
 
 /* connection.c: life, input and output */
-void http_connection_open(struct http_home *home, int fd, const struct sockaddr_storage *peer, bool is_extra);
+/* Takes over `fd`. Past the limit of connections it is answered 503, or closed. `peer` may be NULL. */
+void http_connection_open(struct http_home *home, int fd, const struct sockaddr_storage *peer);
 void http_connection_move(struct http_connection *connection, enum http_state state);
 void http_connection_resume(struct http_connection *connection); /* takes a turn at the end of this tick */
 void http_connection_drop(struct http_connection *connection);   /* closes now, and drops its request */
@@ -305,9 +294,8 @@ void http_answer_finish(struct http_exchange *exchange, int status, enum http_pr
 void http_answer_put_head(struct http_exchange *exchange, const struct http_response *response,
                           int64_t length);
 bool http_answer_has_body(const struct http_exchange *exchange, int status);
-/* On a worker: copies head fields into the request's arena. */
-struct http_recorded *http_answer_record(struct http_exchange *exchange, const struct http_response *response,
-                                         enum http_recorded_kind kind);
+/* On a worker: keeps the answer, whose body is in the arena or a stream, until the loop sends it. */
+void http_answer_record(struct http_exchange *exchange, const struct http_response *response, struct str body);
 
 /* stream.c */
 bool http_stream_pump(struct http_connection *connection); /* false: it waits for the socket or its source */
@@ -334,7 +322,6 @@ void http_tally_register(struct http_server *server);
 
 /* server.c */
 void http_drain_check(struct http_home *home); /* after a connection ended */
-struct str http_home_date_line(struct http_home *home);
 void http_server_unref(struct http_server *server);
 
 #endif

@@ -64,6 +64,21 @@ static bool status_has_content(int status)
     return status >= 200 && status != 204 && status != 304;
 }
 
+/* Made once in each second of the wall clock. */
+static struct str date_line_of(struct http_home *home)
+{
+    int64_t now = loop_now_ns(home->loop);
+
+    if (now >= home->date_until_ns) {
+        int64_t unix_us = clock_unix_us();
+        char *at = str_put(home->date_line, STR("Date: "));
+        clock_http_date(unix_us, at);
+        str_put(at + CLOCK_HTTP_DATE_BYTES - 1, STR("\r\n"));
+        home->date_until_ns = now + (1000000 - unix_us % 1000000) * 1000;
+    }
+    return str_of(home->date_line, sizeof home->date_line);
+}
+
 /* Status line, fields and the empty line. `connection` is a whole line or empty; length -1 = not known. */
 static void put_head(struct buf *out, struct http_home *home, const struct http_response *response,
                      int64_t length, bool is_chunked, struct str connection)
@@ -76,7 +91,7 @@ static void put_head(struct buf *out, struct http_home *home, const struct http_
 #undef LINE
     };
     unsigned slot = http_status_slot(response->status);
-    struct str date_line = http_home_date_line(home);
+    struct str date_line = date_line_of(home);
     size_t most =
         FIXED_BYTES_MAX + STR_U64_BYTES + date_line.len + response->content_type.len + response->headers.len;
     char *begin = buf_reserve(out, most), *at = begin;
@@ -178,11 +193,11 @@ void http_answer_put_head(struct http_exchange *exchange, const struct http_resp
                          (!exchange->head.expects_continue &&
                           (body->kind == HTTP_BODY_CHUNKED || body->remaining <= HTTP_DISCARD_BYTES_MAX));
 
-    exchange->closes = exchange->closes || response->close || exchange->framing_lost ||
-                       !exchange->head.keep_alive || exchange->home->draining || !can_drop_rest;
-    struct str line = exchange->closes                       ? close_line
-                      : exchange->request.minor_version == 0 ? STR("Connection: keep-alive\r\n")
-                                                             : STR_NONE;
+    exchange->closes = exchange->closes || response->close || !exchange->head.keep_alive ||
+                       exchange->home->draining || !can_drop_rest;
+    struct str line = exchange->closes                      ? close_line
+                      : exchange->parser.minor_version == 0 ? STR("Connection: keep-alive\r\n")
+                                                            : STR_NONE;
     put_head(exchange->connection->out, exchange->home, response, length, exchange->is_chunked, line);
 }
 
@@ -206,17 +221,13 @@ static void put_parts(char *at, const struct str *parts, size_t part_count)
 }
 
 /* The arena is the worker's until it returns. */
-struct http_recorded *http_answer_record(struct http_exchange *exchange, const struct http_response *response,
-                                         enum http_recorded_kind kind)
+void http_answer_record(struct http_exchange *exchange, const struct http_response *response, struct str body)
 {
-    struct http_recorded *recorded = &exchange->recorded;
-
-    assert(recorded->kind == HTTP_RECORDED_NOTHING);
-    recorded->kind = kind;
-    recorded->response = *response;
-    recorded->response.content_type = arena_str(&exchange->arena, response->content_type);
-    recorded->response.headers = arena_str(&exchange->arena, response->headers);
-    return recorded;
+    assert(exchange->recorded.status == 0);
+    exchange->recorded = *response;
+    exchange->recorded.content_type = arena_str(&exchange->arena, response->content_type);
+    exchange->recorded.headers = arena_str(&exchange->arena, response->headers);
+    exchange->recorded.body = body;
 }
 
 void http_send_parts(struct http_request *request, const struct http_response *response,
@@ -230,7 +241,7 @@ void http_send_parts(struct http_request *request, const struct http_response *r
     if (exchange->progress == HTTP_ON_WORKER) {
         char *body = arena_alloc(&exchange->arena, bytes + 1);
         put_parts(body, parts, part_count);
-        http_answer_record(exchange, response, HTTP_RECORDED_WHOLE)->response.body = str_of(body, bytes);
+        http_answer_record(exchange, response, str_of(body, bytes));
         return;
     }
     http_answer_put_head(exchange, response, (int64_t)bytes);

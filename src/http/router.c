@@ -18,9 +18,7 @@ struct node {
 };
 
 struct http_router {
-    struct node root;
-    struct http_entry **entries; /* in the order they were added */
-    size_t entry_count;
+    struct node root; /* first: freed as any node */
 };
 
 struct http_router *http_router_create(void)
@@ -28,26 +26,22 @@ struct http_router *http_router_create(void)
     return memory_zalloc(sizeof(struct http_router));
 }
 
-static void free_children(struct node *node)
+static void free_node(struct node *node)
 {
-    for (size_t i = 0; i < node->literal_count; i++) {
-        free_children(node->literals[i]);
-        free(node->literals[i]);
-    }
-    if (node->param) {
-        free_children(node->param);
-        free(node->param);
-    }
+    for (size_t i = 0; i < node->literal_count; i++)
+        free_node(node->literals[i]);
+    if (node->param)
+        free_node(node->param);
+    for (unsigned method = 0; method < HTTP_METHODS; method++)
+        if (method != HTTP_HEAD) /* whose entry is GET's */
+            free(node->entries[method]);
     free(node->literals);
+    free(node);
 }
 
 void http_router_destroy(struct http_router *router)
 {
-    free_children(&router->root);
-    for (size_t i = 0; i < router->entry_count; i++)
-        free(router->entries[i]);
-    free(router->entries);
-    free(router);
+    free_node(&router->root);
 }
 
 /* ---- building ---- */
@@ -141,18 +135,8 @@ enum status http_router_add(struct http_router *router, const struct http_route 
             free(entry);
             return status;
         }
-        router->entries =
-            memory_realloc_array(router->entries, router->entry_count + 1, sizeof(struct http_entry *));
-        router->entries[router->entry_count++] = entry;
     }
     return STATUS_OK;
-}
-
-void http_router_each(const struct http_router *router, void (*fn)(const struct http_route *route, void *arg),
-                      void *arg)
-{
-    for (size_t i = 0; i < router->entry_count; i++)
-        fn(router->entries[i]->route, arg);
 }
 
 /* ---- finding ---- */

@@ -30,9 +30,8 @@ struct http_listener {
     struct loop_io io; /* first */
     struct loop_message message;
     struct http_home *home;
-    SLIST_ENTRY(http_listener) of_server; /* for the server's owner: all of them */
-    SLIST_ENTRY(http_listener) of_home;   /* for the loop: those that are open there */
-    struct loop_timer timer;              /* ends a pause */
+    SLIST_ENTRY(http_listener) entry; /* of its home's list */
+    struct loop_timer timer;          /* ends a pause */
     bool is_paused;
 };
 
@@ -54,22 +53,6 @@ const struct http_limits http_limits_default = {
     .deadline_ms = 30000,
 };
 
-/* The next whole second of the wall clock, as the loop's clock will show it. */
-struct str http_home_date_line(struct http_home *home)
-{
-    int64_t now = loop_now_ns(home->loop);
-
-    if (now >= home->date_until_ns) {
-        int64_t unix_us = clock_unix_us();
-        memcpy(home->date_line, "Date: ", 6);
-        clock_http_date(unix_us, home->date_line + 6);
-        memcpy(home->date_line + 6 + CLOCK_HTTP_DATE_BYTES - 1, "\r\n", 2);
-        home->date_line_len = 6 + CLOCK_HTTP_DATE_BYTES - 1 + 2;
-        home->date_until_ns = now + (1000000 - unix_us % 1000000) * 1000;
-    }
-    return str_of(home->date_line, home->date_line_len);
-}
-
 enum status http_server_create(const struct http_server_config *config, struct http_server **server,
                                struct error *error)
 {
@@ -88,12 +71,10 @@ enum status http_server_create(const struct http_server_config *config, struct h
         made->config.limits.bodies_bytes_max = 4 * limits->body_bytes_max;
     http_tally_register(made);
     made->home_count = loop_group_count(config->group);
-    made->homes = memory_alloc(made->home_count * sizeof(struct http_home *));
+    made->homes = memory_aligned(HTTP_CACHE_LINE_BYTES, made->home_count * sizeof *made->homes);
     for (unsigned i = 0; i < made->home_count; i++) {
-        made->homes[i] = memory_zalloc(sizeof *made->homes[i]);
-        made->homes[i]->server = made;
-        made->homes[i]->loop = loop_group_loop(config->group, i);
-        TAILQ_INIT(&made->homes[i]->unsent);
+        made->homes[i] = (struct http_home){.server = made, .loop = loop_group_loop(config->group, i)};
+        TAILQ_INIT(&made->homes[i].unsent);
     }
     http_budget_init(made);
     *server = made;
@@ -107,10 +88,7 @@ unsigned http_server_port(const struct http_server *server)
 
 void http_server_adopt(struct http_server *server, struct loop *loop, int fd)
 {
-    unsigned before = atomic_fetch_add_explicit(&server->connection_count, 1, memory_order_relaxed);
-    struct http_home *home = server->homes[loop_index(loop)];
-
-    http_connection_open(home, fd, NULL, before >= server->config.limits.connections_max);
+    http_connection_open(&server->homes[loop_index(loop)], fd, NULL);
 }
 
 /* ---- accepting ---- */
@@ -120,22 +98,6 @@ static void on_pause_over(struct loop_timer *timer)
     struct http_listener *listener = CONTAINER_OF(timer, struct http_listener, timer);
 
     loop_io_change(listener->home->loop, &listener->io, LOOP_READ);
-}
-
-static void open_connection(struct http_home *home, int fd, const struct sockaddr_storage *peer)
-{
-    struct http_server *server = home->server;
-    unsigned max = server->config.limits.connections_max;
-    unsigned before = atomic_fetch_add_explicit(&server->connection_count, 1, memory_order_relaxed);
-
-    if (before >= max + server->config.limits.connections_extra) {
-        atomic_fetch_sub_explicit(&server->connection_count, 1, memory_order_relaxed);
-        close(fd);
-        return;
-    }
-    int on = 1;
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    http_connection_open(home, fd, peer, before >= max);
 }
 
 static void accept_waiting(struct http_listener *listener, int max)
@@ -148,7 +110,7 @@ static void accept_waiting(struct http_listener *listener, int max)
         int fd = accept4(listener->io.fd, (struct sockaddr *)&peer, &peer_len, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0) {
             listener->is_paused = false;
-            open_connection(listener->home, fd, &peer);
+            http_connection_open(listener->home, fd, &peer);
             continue;
         }
         int why = errno;
@@ -175,12 +137,12 @@ static void close_listeners(struct http_home *home)
 {
     while (!SLIST_EMPTY(&home->listeners)) {
         struct http_listener *listener = SLIST_FIRST(&home->listeners);
-        SLIST_REMOVE_HEAD(&home->listeners, of_home);
+        SLIST_REMOVE_HEAD(&home->listeners, entry);
         accept_waiting(listener, BACKLOG); /* their requests may be there: a close would reset them */
         loop_io_stop(home->loop, &listener->io);
         loop_timer_stop(home->loop, &listener->timer);
         close(listener->io.fd);
-        listener->io.fd = -1;
+        loop_free_later(home->loop, listener, free);
     }
 }
 
@@ -191,8 +153,11 @@ static void on_listener_message(struct loop *loop, struct loop_message *message)
     struct http_server *server = home->server;
     struct error error;
 
-    if (!server->is_destroyed) {
-        SLIST_INSERT_HEAD(&home->listeners, listener, of_home);
+    if (server->is_destroyed) {
+        close(listener->io.fd);
+        free(listener);
+    } else {
+        SLIST_INSERT_HEAD(&home->listeners, listener, entry);
         if (loop_io_start(loop, &listener->io, listener->io.fd, LOOP_READ, on_listener_event, &error) !=
             STATUS_OK)
             log_error("listen_failed", LOG_ERROR_FIELDS(&error));
@@ -298,10 +263,9 @@ enum status http_server_listen(struct http_server *server, struct str address, s
     atomic_fetch_add(&server->refs, server->home_count);
     for (unsigned i = 0; i < server->home_count; i++) {
         struct http_listener *listener = memory_zalloc(sizeof *listener);
-        listener->home = server->homes[i];
+        listener->home = &server->homes[i];
         listener->io.fd = fds[i];
         listener->message.on_message = on_listener_message;
-        SLIST_INSERT_HEAD(&server->listeners, listener, of_server);
         loop_post(listener->home->loop, &listener->message);
     }
     free(fds);
@@ -315,23 +279,23 @@ void http_server_unref(struct http_server *server)
     if (atomic_fetch_sub(&server->refs, 1) > 1)
         return;
     for (unsigned i = 0; i < server->home_count; i++) {
-        struct http_home *home = server->homes[i];
+        struct http_home *home = &server->homes[i];
         while (!SLIST_EMPTY(&home->spares)) {
             struct http_exchange *exchange = SLIST_FIRST(&home->spares);
             SLIST_REMOVE_HEAD(&home->spares, spare);
             http_exchange_destroy(exchange);
         }
         buf_deinit(&home->out);
-        free(home);
-    }
-    while (!SLIST_EMPTY(&server->listeners)) {
-        struct http_listener *listener = SLIST_FIRST(&server->listeners);
-        SLIST_REMOVE_HEAD(&server->listeners, of_server);
-        free(listener);
     }
     free(server->homes);
     free(server->unmatched);
     free(server);
+}
+
+static void drop_all(struct http_home *home)
+{
+    while (!LIST_EMPTY(&home->connections))
+        http_connection_drop(LIST_FIRST(&home->connections));
 }
 
 void http_server_destroy(struct http_server *server)
@@ -339,17 +303,11 @@ void http_server_destroy(struct http_server *server)
     server->is_destroyed = true;
     http_budget_deinit(&server->budget);
     for (unsigned i = 0; i < server->home_count; i++) {
-        struct http_home *home = server->homes[i];
+        struct http_home *home = &server->homes[i];
         home->drained = true; /* on_drained is not called any more */
         loop_timer_stop(home->loop, &home->drain_timer);
         close_listeners(home);
-        while (!LIST_EMPTY(&home->connections))
-            http_connection_drop(LIST_FIRST(&home->connections));
-    }
-    struct http_listener *listener;
-    SLIST_FOREACH(listener, &server->listeners, of_server) { /* those whose loop never ran */
-        if (listener->io.fd >= 0)
-            close(listener->io.fd);
+        drop_all(home);
     }
     http_server_unref(server);
 }
@@ -370,10 +328,7 @@ void http_drain_check(struct http_home *home)
 
 static void cut_all(struct loop_timer *timer)
 {
-    struct http_home *home = CONTAINER_OF(timer, struct http_home, drain_timer);
-
-    while (!LIST_EMPTY(&home->connections))
-        http_connection_drop(LIST_FIRST(&home->connections));
+    drop_all(CONTAINER_OF(timer, struct http_home, drain_timer));
 }
 
 static void on_drain_deadline(struct loop_timer *timer)
@@ -401,7 +356,7 @@ static void on_drain_deadline(struct loop_timer *timer)
 static void drain_on_loop(struct loop *loop, void *arg)
 {
     struct http_server *server = arg;
-    struct http_home *home = server->homes[loop_index(loop)];
+    struct http_home *home = &server->homes[loop_index(loop)];
     struct http_connection *connection, *next;
 
     if (!home->draining && !server->is_destroyed) {

@@ -9,11 +9,6 @@
 /* A chunk's size is filled in after its content: eight digits are always enough, leading zeros are allowed. */
 #define CHUNK_HEAD_BYTES 10 /* "0000ffff\r\n" */
 
-static void on_never(void *owner)
-{
-    (void)owner; /* a stream is parked without a deadline */
-}
-
 void http_stream_release(struct http_exchange *exchange)
 {
     if (exchange->progress <= HTTP_ANSWERED)
@@ -28,7 +23,8 @@ void http_send_stream(struct http_request *request, const struct http_response *
     struct http_exchange *exchange = http_exchange_of(request);
 
     if (exchange->progress == HTTP_ON_WORKER) {
-        http_answer_record(exchange, response, HTTP_RECORDED_STREAM)->source = *source;
+        http_answer_record(exchange, response, STR_NONE);
+        exchange->source = *source;
         return;
     }
     bool has_body = http_answer_has_body(exchange, response->status);
@@ -36,7 +32,7 @@ void http_send_stream(struct http_request *request, const struct http_response *
         exchange->home->draining && request->route->kind == HTTP_STREAM; /* it would never end */
     http_exchange_unpark(exchange);
     if (is_too_late ||
-        (has_body && !loop_park(exchange->home->loop, exchange, CLOCK_NEVER, on_never, &exchange->park))) {
+        (has_body && !loop_park(exchange->home->loop, exchange, CLOCK_NEVER, NULL, &exchange->park))) {
         source->release(source->context);
         http_send_error(request, &(struct error){.status = STATUS_OVERLOADED});
         return;
@@ -48,7 +44,7 @@ void http_send_stream(struct http_request *request, const struct http_response *
     bool has_length = source->content_length >= 0;
     exchange->source = *source;
     exchange->source_left = has_length ? (uint64_t)source->content_length : 0;
-    exchange->is_chunked = !has_length && request->minor_version == 1;
+    exchange->is_chunked = !has_length && exchange->parser.minor_version == 1;
     if (!has_length && !exchange->is_chunked)
         exchange->closes = true; /* HTTP/1.0: the end of the connection is the end of the body */
     http_answer_put_head(exchange, response, source->content_length);

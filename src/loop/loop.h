@@ -81,7 +81,7 @@ struct loop_park_ref {
     uint32_t generation; /* 0 = no reference */
 };
 typedef void loop_park_timeout_fn(void *owner);
-/* False when the bound is reached: answer 503. deadline_ns may be CLOCK_NEVER. on_timeout runs after the slot is free. */
+/* False when the bound is reached: answer 503. deadline_ns may be CLOCK_NEVER, on_timeout then NULL. It runs after the slot is free. */
 bool loop_park(struct loop *loop, void *owner, int64_t deadline_ns, loop_park_timeout_fn *on_timeout,
                struct loop_park_ref *ref);
 /* On ref.loop's thread: the owner, now unparked, or NULL when it timed out, was cancelled or taken before. */

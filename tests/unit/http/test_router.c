@@ -137,22 +137,6 @@ static void test_bad_tables_are_refused(void **state)
     }
 }
 
-static void count_row(const struct http_route *route, void *arg)
-{
-    assert_non_null(route->path);
-    ++*(int *)arg;
-}
-
-static void test_each_visits_every_row(void **state)
-{
-    (void)state;
-    int count = 0;
-    struct http_router *router = build(table);
-    http_router_each(router, count_row, &count);
-    assert_int_equal(count, 9);
-    http_router_destroy(router);
-}
-
 static void nearest(const struct http_router *router, const char *path, const char *row)
 {
     const struct http_route *found = http_router_nearest(router, str_from(path));
@@ -189,7 +173,6 @@ int main(void)
         cmocka_unit_test(test_c6_tells_what_a_path_takes),
         cmocka_unit_test(test_parameters_are_raw_segments_in_order),
         cmocka_unit_test(test_bad_tables_are_refused),
-        cmocka_unit_test(test_each_visits_every_row),
         cmocka_unit_test(test_finds_the_row_nearest_to_a_path),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

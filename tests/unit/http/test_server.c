@@ -337,8 +337,8 @@ static void test_a_server_can_end_before_its_loops_began(void **state)
     assert_int_equal(http_server_listen(server, STR("127.0.0.1:0"), &error), STATUS_OK);
     unsigned port = http_server_port(server);
     http_server_destroy(server);
-    assert_int_equal(connect_to(port), -1);
     loop_group_destroy(group);
+    assert_int_equal(connect_to(port), -1);
     http_router_destroy(router);
 }
 
