@@ -90,11 +90,12 @@ struct loop *loop_group_loop(const struct loop_group *group, unsigned index)
     return group->loops[index];
 }
 
-/* One message per loop, all in one allocation that the last loop frees. */
+/* A message to each of the first `count` loops, all in one allocation that the last loop frees. */
 struct broadcast {
     void (*each)(struct loop *loop, void *arg); /* on every loop; or NULL */
     void (*after)(void *arg);                   /* once, on the last; or NULL */
     void *arg;
+    sem_t *done; /* posted after that; or NULL */
     atomic_uint left;
     struct broadcast_message {
         struct loop_message message;
@@ -111,12 +112,14 @@ static void on_broadcast(struct loop *loop, struct loop_message *message)
         return;
     if (broadcast->after)
         broadcast->after(broadcast->arg);
+    if (broadcast->done)
+        sem_post(broadcast->done);
     free(broadcast);
 }
 
-static void post_to_all(struct loop_group *group, const struct broadcast *made)
+/* After the last post the loops may have freed the group. */
+static void post_to_loops(struct loop_group *group, unsigned count, const struct broadcast *made)
 {
-    unsigned count = group->count; /* after the last post the loops may have freed it */
     struct broadcast *broadcast = memory_alloc(sizeof *broadcast + count * sizeof broadcast->messages[0]);
     *broadcast = *made;
     atomic_init(&broadcast->left, count);
@@ -126,62 +129,39 @@ static void post_to_all(struct loop_group *group, const struct broadcast *made)
     }
 }
 
-void loop_group_synchronize(struct loop_group *group, void (*fn)(void *arg), void *arg)
+static void post_and_wait(struct loop_group *group, unsigned count, void (*after)(void *arg), void *arg)
 {
-    if (atomic_load(&group->running))
-        post_to_all(group, &(struct broadcast){.after = fn, .arg = arg});
-    else
-        fn(arg);
-}
-
-struct call {
-    struct loop_message message;
-    void (*fn)(void *arg);
-    void *arg;
     sem_t done;
-};
-
-static void on_call(struct loop *loop, struct loop_message *message)
-{
-    struct call *call = (struct call *)message;
-    (void)loop;
-    call->fn(call->arg);
-    sem_post(&call->done);
-}
-
-static void post_semaphore(void *arg)
-{
-    sem_post(arg);
-}
-
-static void wait_for(sem_t *done)
-{
-    while (sem_wait(done) != 0)
+    sem_init(&done, 0, 0);
+    post_to_loops(group, count, &(struct broadcast){.after = after, .arg = arg, .done = &done});
+    while (sem_wait(&done) != 0)
         ; /* interrupted by a signal */
-    sem_destroy(done);
-}
-
-void loop_group_wait(struct loop_group *group)
-{
-    sem_t passed;
-    sem_init(&passed, 0, 0);
-    loop_group_synchronize(group, post_semaphore, &passed);
-    wait_for(&passed);
-}
-
-void loop_group_call(struct loop_group *group, void (*fn)(void *arg), void *arg)
-{
-    if (!loop_group_is_running(group)) { /* no other thread is there */
-        fn(arg);
-        return;
-    }
-    struct call call = {.message.on_message = on_call, .fn = fn, .arg = arg};
-    sem_init(&call.done, 0, 0);
-    loop_post(group->loops[0], &call.message);
-    wait_for(&call.done);
+    sem_destroy(&done);
 }
 
 void loop_group_broadcast(struct loop_group *group, void (*fn)(struct loop *loop, void *arg), void *arg)
 {
-    post_to_all(group, &(struct broadcast){.each = fn, .arg = arg});
+    post_to_loops(group, group->count, &(struct broadcast){.each = fn, .arg = arg});
+}
+
+void loop_group_synchronize(struct loop_group *group, void (*fn)(void *arg), void *arg)
+{
+    if (atomic_load(&group->running))
+        post_to_loops(group, group->count, &(struct broadcast){.after = fn, .arg = arg});
+    else
+        fn(arg);
+}
+
+void loop_group_wait(struct loop_group *group)
+{
+    if (atomic_load(&group->running))
+        post_and_wait(group, group->count, NULL, NULL);
+}
+
+void loop_group_call(struct loop_group *group, void (*fn)(void *arg), void *arg)
+{
+    if (atomic_load(&group->running))
+        post_and_wait(group, 1, fn, arg);
+    else
+        fn(arg); /* no other thread is there */
 }

@@ -76,27 +76,19 @@ void loop_post(struct loop *loop, struct loop_message *message)
 
 static bool has_messages(const struct loop *loop)
 {
-    return loop->inbox.oldest || atomic_load(&loop->inbox.newest);
+    return loop->inbox.taken || atomic_load(&loop->inbox.newest);
 }
 
 static void take_messages(struct loop_inbox *inbox)
 {
     atomic_store(&inbox->woken, false);
     struct loop_message *newest = atomic_exchange(&inbox->newest, NULL);
-    struct loop_message *oldest = NULL, *last = newest;
     while (newest) {
         struct loop_message *next = newest->next;
-        newest->next = oldest;
-        oldest = newest;
+        newest->next = inbox->taken;
+        inbox->taken = newest;
         newest = next;
     }
-    if (!oldest)
-        return;
-    if (inbox->oldest)
-        inbox->oldest_last->next = oldest;
-    else
-        inbox->oldest = oldest;
-    inbox->oldest_last = last;
 }
 
 /* ---- the end of a tick ---- */
@@ -170,12 +162,11 @@ static void run_io(struct loop *loop)
 static void run_inbox(struct loop *loop)
 {
     struct loop_inbox *inbox = &loop->inbox;
-    if (atomic_load_explicit(&inbox->newest, memory_order_relaxed) ||
-        atomic_load_explicit(&inbox->woken, memory_order_relaxed)) /* maybe for what an earlier tick took */
+    if (!inbox->taken && atomic_load_explicit(&inbox->woken, memory_order_relaxed))
         take_messages(inbox);
-    for (unsigned i = 0; i < LOOP_MESSAGES_PER_TICK && inbox->oldest; i++) {
-        struct loop_message *message = inbox->oldest;
-        inbox->oldest = message->next;
+    for (unsigned i = 0; i < LOOP_MESSAGES_PER_TICK && inbox->taken; i++) {
+        struct loop_message *message = inbox->taken;
+        inbox->taken = message->next;
         message->on_message(loop, message);
     }
 }
@@ -208,11 +199,8 @@ void loop_run_once(struct loop *loop, int wait_ms_max)
 
 void loop_run(struct loop *loop)
 {
-    loop->thread = pthread_self();
-    atomic_store(&loop->has_thread, true);
     while (!atomic_load_explicit(&loop->stopping, memory_order_acquire))
         loop_run_once(loop, -1);
-    atomic_store(&loop->has_thread, false);
 }
 
 /* ---- life ---- */
@@ -283,9 +271,4 @@ unsigned loop_index(const struct loop *loop)
 int64_t loop_now_ns(const struct loop *loop)
 {
     return loop->now_ns;
-}
-
-bool loop_is_current(const struct loop *loop)
-{
-    return atomic_load(&loop->has_thread) && pthread_equal(loop->thread, pthread_self());
 }

@@ -101,8 +101,7 @@ void loop_stop(struct loop *loop);                            /* any thread */
 /* After its thread ended: runs and frees what is left. Was there anything? */
 bool loop_settle(struct loop *loop);
 unsigned loop_index(const struct loop *loop);
-int64_t loop_now_ns(const struct loop *loop);  /* the time this tick began; no syscall */
-bool loop_is_current(const struct loop *loop); /* is this the loop's thread? for assertions */
+int64_t loop_now_ns(const struct loop *loop); /* the time this tick began; no syscall */
 size_t loop_parked_count(const struct loop *loop);
 
 #endif

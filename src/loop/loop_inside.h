@@ -2,7 +2,6 @@
 #ifndef FRESHET_LOOP_LOOP_INSIDE_H
 #define FRESHET_LOOP_LOOP_INSIDE_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <sys/epoll.h>
 
@@ -20,7 +19,7 @@ struct loop_inbox {
     _Atomic(struct loop_message *) newest;
     atomic_bool woken; /* an eventfd write is under way or was not read yet: the next sender need not write */
     int event_fd;
-    struct loop_message *oldest, *oldest_last; /* taken already, in order; the loop's own */
+    struct loop_message *taken; /* in order; the loop's own */
 };
 
 /* A 4-ary heap of running timers: shallow, and a moved deadline touches few lines. heap[0] is unused. */
@@ -58,8 +57,6 @@ struct loop {
     unsigned index;
     int64_t now_ns;
     atomic_bool stopping;
-    pthread_t thread; /* of loop_run(), for loop_is_current() */
-    atomic_bool has_thread;
     struct epoll_event events[LOOP_EVENTS_PER_TICK];
     int event_count, event_at; /* of the io phase: loop_io_stop() drops what is still to come */
     struct loop_io inbox_io;

@@ -31,7 +31,7 @@ struct task {
     struct task_config config;
     struct worker_job job;
     struct loop_timer timer; /* the loop's */
-    atomic_bool pending;     /* a wake for which no run has begun */
+    atomic_bool pending;     /* a wake for which no prepare, or else no run, has begun */
     pthread_mutex_t lock;    /* for what follows */
     pthread_cond_t stopped;
     _Atomic(enum task_state) state;
@@ -142,7 +142,8 @@ static void run_on_worker(struct worker_job *job)
         task_move(task, TASK_RUNNING);
         task->hold_ns = 0;
         task->has_retried = false;
-        atomic_exchange(&task->pending, false); /* this run sees what was there before each wake so far */
+        if (!task->config.prepare)
+            atomic_exchange(&task->pending, false); /* this run sees what was there before each wake so far */
     }
     pthread_mutex_unlock(&task->lock);
     if (runs)
@@ -252,6 +253,7 @@ static void on_message(struct loop *loop, struct loop_message *message)
     task->is_posted = false;
     if (task->state == TASK_ASKED) {
         task_move(task, TASK_PREPARING);
+        atomic_exchange(&task->pending, false); /* a later wake is for what prepare may not have seen */
         call_unlocked(task, task->config.prepare);
         if (!was_last_callback(task))
             submit_job(task);

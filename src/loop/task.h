@@ -58,8 +58,8 @@ struct task_config {
 struct task *task_create(const struct task_config *config);
 void task_start(struct task *task, int64_t delay_ns); /* once; the first run after delay_ns */
 
-/* Any thread, any time before task_destroy(). A run begins after the call; several wakes before it begins are one. Costs one
- * atomic operation when such a run is pending already. A wake before task_start() is kept, one after task_stop() is ignored. */
+/* Any thread, any time before task_destroy(). A run, with its prepare, begins after the call; several wakes before it begins are
+ * one. Costs one atomic operation when such a run is pending already. A wake before task_start() is kept, one after task_stop() is ignored. */
 void task_wake(struct task *task);
 
 /* Within `run`. */

@@ -30,7 +30,6 @@ struct refdata_sweep {
     struct task *task;
     struct refdata_checks *checks;
     bool is_out; /* the home loop's: prepared, and not finished */
-    bool again;  /* asked for meanwhile: what it has seen may be older than what it was asked for */
 
     /* one run: set by prepare, read and completed by run, applied by finish */
     struct arena arena;
@@ -246,7 +245,6 @@ static void sweep_finish(void *context)
     struct refdata_sweep *sweep = context;
     struct refdata_database *database = sweep->database;
     struct refdata *refdata = sweep->database->refdata;
-    bool again = sweep->again;
     if (sweep->database->is_closing) {
         end_run(sweep);
         return;
@@ -269,8 +267,6 @@ static void sweep_finish(void *context)
     if (sweep->status == STATUS_OK)
         refdata_checks_wake(sweep->checks);
     end_run(sweep);
-    if (again)
-        task_wake(sweep->task);
 }
 
 /* ---- one sweep per database ---- */
@@ -300,7 +296,6 @@ void refdata_sweeps_start(struct refdata *refdata)
 
 void refdata_sweep_now(struct refdata_database *database)
 {
-    database->sweep->again = database->sweep->is_out;
     task_wake(database->sweep->task);
 }
 

@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -62,17 +63,25 @@ static int64_t count_run(struct task *task, void *context)
     return fixture->delays[run < fixture->delay_count ? run : fixture->delay_count - 1];
 }
 
+/* Of one loop, or of the thread that ends it. */
+static void assert_on_loop(const struct fixture *fixture)
+{
+    char name[16];
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    assert_true(strcmp(name, "loop-0") == 0 || atomic_load(&fixture->is_loop_ending));
+}
+
 static void count_prepared(void *context)
 {
     struct fixture *fixture = context;
-    assert_true(loop_is_current(loop_group_loop(fixture->loops, 0)) || atomic_load(&fixture->is_loop_ending));
+    assert_on_loop(fixture);
     assert_int_equal(atomic_fetch_add(&fixture->prepared, 1), atomic_load(&fixture->runs));
 }
 
 static void count_finished(void *context)
 {
     struct fixture *fixture = context;
-    assert_true(loop_is_current(loop_group_loop(fixture->loops, 0)) || atomic_load(&fixture->is_loop_ending));
+    assert_on_loop(fixture);
     assert_int_equal(atomic_fetch_add(&fixture->finished, 1) + 1, atomic_load(&fixture->runs));
 }
 
@@ -321,6 +330,26 @@ static void a_full_queue_loses_no_wake_and_does_not_hold_up_stop(void **state)
     }
 }
 
+/* What prepare has seen may be older than what the wake is for. */
+static void a_wake_between_prepare_and_run_makes_both_happen_once_more(void **state)
+{
+    (void)state;
+    struct fixture fixture = {0};
+    atomic_bool is_closed = true;
+    struct plug running = {{.run = run_plug, .done = plug_done}, &is_closed};
+    set_up(&fixture, 1, 1, true);
+    assert_true(worker_pool_submit(fixture.pool, &running.job));
+    task_start(fixture.task, TASK_NOW);
+    wait_until(&fixture.prepared, 1);
+    task_wake(fixture.task);
+    atomic_store(&is_closed, false);
+    wait_until(&fixture.finished, 2);
+    usleep(20000);
+    tear_down(&fixture);
+    assert_int_equal(atomic_load(&fixture.prepared), 2);
+    assert_int_equal(atomic_load(&fixture.runs), 2);
+}
+
 static int64_t cpu_ns(void)
 {
     struct timespec used;
@@ -443,6 +472,7 @@ int main(void)
         cmocka_unit_test(failed_runs_wait_longer_and_longer_until_one_succeeds),
         cmocka_unit_test(a_held_task_runs_for_its_wakes_when_the_hold_is_over),
         cmocka_unit_test(a_full_queue_loses_no_wake_and_does_not_hold_up_stop),
+        cmocka_unit_test(a_wake_between_prepare_and_run_makes_both_happen_once_more),
         cmocka_unit_test(a_task_that_waits_for_a_worker_costs_the_loop_nothing),
         cmocka_unit_test(no_wake_of_many_threads_is_lost),
         cmocka_unit_test(tasks_stop_at_any_moment),
