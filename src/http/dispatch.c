@@ -25,7 +25,7 @@ static void refuse_framing(struct http_exchange *exchange, const struct error *e
 static enum http_step step_gate(struct http_exchange *exchange)
 {
     const struct http_server_config *config = &exchange->home->server->config;
-    return config->gate ? config->gate(&exchange->request, config->gate_context) : HTTP_STEP_PASS;
+    return config->gate ? config->gate(&exchange->request, config->context) : HTTP_STEP_PASS;
 }
 
 /* ---- the body ---- */
@@ -184,16 +184,14 @@ static enum http_step step_idempotency(struct http_exchange *exchange)
 
     if (exchange->request.route->idempotency == HTTP_KEY_NONE || !config->idempotency)
         return HTTP_STEP_PASS;
-    return config->idempotency(&exchange->request, config->idempotency_context);
+    return config->idempotency(&exchange->request, config->context);
 }
 
 void http_dispatch_end_key(struct http_exchange *exchange)
 {
-    const struct http_server_config *config = &exchange->home->server->config;
-
     if (!exchange->request.idempotency_memo)
         return;
-    config->on_idempotency_end(&exchange->request, config->idempotency_context);
+    exchange->home->server->config.on_idempotency_end(&exchange->request);
     exchange->request.idempotency_memo = NULL;
 }
 

@@ -238,14 +238,13 @@ struct http_server_config {
     struct worker_pool *workers; /* for HTTP_WORKER rows; may be NULL when there are none */
     const struct http_router *router;
     struct http_limits limits;
+    void *context;      /* of both steps */
     http_step_fn *gate; /* NULL = everything passes */
-    void *gate_context;
     /* The step after the body, for POST rows with an idempotency policy; NULL = every request passes. When it has set
      * request->idempotency_memo, on_idempotency_end is called once, on the loop: when the request is answered or dropped,
      * and no worker holds it. It must not touch the answer. */
     http_step_fn *idempotency;
-    void (*on_idempotency_end)(struct http_request *request, void *context);
-    void *idempotency_context;
+    void (*on_idempotency_end)(struct http_request *request);
     /* A hash of the request's tenant, which may take at most half of bodies_bytes_max; NULL = no such limit. On the loop,
      * after the gate. */
     uint64_t (*share_of)(const struct http_request *request);

@@ -38,16 +38,12 @@ void idempotency_destroy(struct idempotency *idempotency); /* after its loops */
  * answered. PARKED: http_request_resume() follows at its turn. The key, if there is one, is then in request->idempotency_key. */
 enum http_step idempotency_enter(struct idempotency *idempotency, struct http_request *request,
                                  struct str tenant, struct str subject);
-void idempotency_leave(struct idempotency *idempotency, struct http_request *request);
+void idempotency_leave(struct http_request *request);
 
-/* I1, for modules that store keys themselves (refdata): STR_NONE when there is none. INVALID_IDEMPOTENCY_KEY: *key is the
- * invalid one. */
-enum status idempotency_key_of(const struct http_request *request, struct str *key,
-                               struct error *error) MUST_CHECK;
 /* The first 8 bytes of SHA-256(scope and key), as the advisory lock wants them. */
 int64_t idempotency_lock_key(const struct http_request *request, struct str tenant, struct str subject,
                              struct str key);
-/* A failure of a key in the route's error style, with the member `idempotency_key`. */
+/* A failure in the route's error style, with the member `idempotency_key` if there is a key. */
 void idempotency_send_error(struct http_request *request, const struct error *error, struct str key);
 
 /* ---- settings: `<module>.idempotency` ---- */
@@ -65,37 +61,35 @@ struct idempotency_table {
     bool expires_inclusive;
 };
 
-/* One statement whose one row begins with: the answer's HTTP status (int), its body (text). Further columns are the module's.
- * It may be a call of a function that does everything; it runs once, inside the transaction. A status of 400 and more means that it
- * wrote nothing: such an answer is stored only where the route has key_stores_failures, and never a 5xx, 400, 401 or 403. Not
- * with binary_results. */
-struct idempotency_effect {
+struct idempotency_call {
+    struct db_pool *pool;
+    const struct idempotency_table *table;
+    struct http_request *request;
+    struct str tenant, subject; /* of the key's scope */
+    /* The effect: one statement whose one row begins with: the answer's HTTP status (int), its body (text). Further columns are the
+     * module's. It may be a call of a function that does everything; it runs once, inside the transaction. A status of 400 and
+     * more means that it wrote nothing: such an answer is stored only where the route has key_stores_failures, and never a 5xx,
+     * 400, 401 or 403. Not with binary_results. */
     const struct db_statement *statement;
     const struct db_param *params;
+    int64_t deadline_ns;
 };
 
 struct idempotency_outcome {
+    struct error error; /* status OK: all below holds */
     int status;
     struct str body; /* as stored, to the byte; in `rows`, or in the request's arena */
     bool replayed;
     bool has_effect;        /* this call had an effect, or may have had: wake its publisher */
-    struct db_result *rows; /* of the effect, NULL when replayed: db_result_free() */
+    struct db_result *rows; /* of the effect, NULL when replayed; idempotency_send() frees them */
 };
 
 /* On a worker. Without a key the statement runs alone. Failures: IDEMPOTENCY_KEY_CONFLICT, IDEMPOTENCY_KEY_PROCESSING, and the
  * database's (DB_DOWN also when it is unknown whether it committed: a request with the same key finds out). */
-enum status idempotency_run(struct db_pool *pool, const struct idempotency_table *table,
-                            struct http_request *request, struct str tenant, struct str subject,
-                            const struct idempotency_effect *effect, int64_t deadline_ns,
-                            struct idempotency_outcome *outcome, struct error *error) MUST_CHECK;
+void idempotency_run(const struct idempotency_call *call, struct idempotency_outcome *outcome);
 /* Sends its answer: the failure in the route's style, or the outcome's status and body with these header lines and those that
- * belong to it. */
-void idempotency_send(struct http_request *request, const struct idempotency_outcome *outcome,
-                      const struct error *error, struct str headers);
-/* Both. True when there was an effect: wake its publisher. */
-bool idempotency_answer(struct db_pool *pool, const struct idempotency_table *table,
-                        struct http_request *request, struct str tenant, struct str subject,
-                        const struct idempotency_effect *effect, int64_t deadline_ns);
+ * belong to it. Ends the outcome. */
+void idempotency_send(struct http_request *request, struct idempotency_outcome *outcome, struct str headers);
 
 /* The statement of a grouped retention rule for such a table (I6), keep_ms 0: expired rows only, never one whose key is
  * being processed; answers (route, count). Into `out`, NUL-terminated. */

@@ -34,33 +34,28 @@ static const char *expired_operator(const struct idempotency_table *table)
 }
 
 struct attempt {
-    const struct idempotency_table *table;
-    struct http_request *request;
-    const struct idempotency_effect *effect;
-    int64_t deadline_ns;
-    bool waits;   /* for the lock: the route serializes */
+    const struct idempotency_call *call;
     bool unknown; /* the reply of a commit was lost */
     int64_t lock_key;
-    uint8_t hash[AUTH_SHA256_BYTES];
-    struct db_param look_params[LOOK_PARAMS + 1];
+    const struct db_param *look_params;
 };
 
 /* Effect and stored answer are one statement. The effect's parameters come first, `at` of them. */
-static void write_statements(const struct attempt *run, unsigned at, struct db_statement *look,
+static void write_statements(const struct idempotency_call *call, unsigned at, struct db_statement *look,
                              struct db_statement *store)
 {
-    const char *table = run->table->name, *expired = expired_operator(run->table);
-    const char *failures = run->request->route->key_stores_failures
+    const char *table = call->table->name, *expired = expired_operator(call->table);
+    const char *failures = call->request->route->key_stores_failures
                                ? " OR (status < 500 AND status NOT IN (400, 401, 403))"
                                : "";
 
     *look = db_statement_of(
-        arena_printf(run->request->arena,
+        arena_printf(call->request->arena,
                      "SELECT platform.idempotency_found((SELECT request_hash = $6 FROM %s WHERE " SCOPE_SQL
                      " AND NOT expires_at %s statement_timestamp()))",
                      table, expired));
     *store = db_statement_of(arena_printf(
-        run->request->arena,
+        call->request->arena,
         "WITH effect (status, body) AS MATERIALIZED (%.*s), stored AS ("
         "INSERT INTO %s AS k (tenant_id, subject, method, route, idempotency_key, request_hash,"
         " response_status, response_body, created_at, expires_at)"
@@ -72,18 +67,17 @@ static void write_statements(const struct attempt *run, unsigned at, struct db_s
         " expires_at = excluded.expires_at"
         " WHERE platform.idempotency_overwrite(k.expires_at %s statement_timestamp()))"
         " SELECT * FROM effect",
-        STR_ARG(run->effect->statement->text), table, at + 1, at + 2, at + 3, at + 4, at + 5, at + 6, at + 7,
+        STR_ARG(call->statement->text), table, at + 1, at + 2, at + 3, at + 4, at + 5, at + 6, at + 7,
         failures, expired));
 }
 
 /* ---- one attempt ---- */
 
-static enum status take_effect(struct db_result *rows, struct idempotency_outcome *outcome,
-                               struct error *error)
+static enum status take_effect(struct db_result *rows, struct idempotency_outcome *outcome)
 {
     if (db_result_rows(rows) != 1 || db_result_is_null(rows, 0, 0) || db_result_is_null(rows, 0, 1)) {
         db_result_free(rows);
-        return error_set(error, STATUS_INTERNAL, "an effect must return one row");
+        return error_set(&outcome->error, STATUS_INTERNAL, "an effect must return one row");
     }
     *outcome = (struct idempotency_outcome){
         .status = (int)db_result_i64(rows, 0, 0),
@@ -97,22 +91,24 @@ static enum status take_effect(struct db_result *rows, struct idempotency_outcom
 /* The stored answer, after the end of the transaction that found it, even if it has expired since. DB_RETRY: it was deleted
  * meanwhile. */
 static enum status read_stored(const struct attempt *run, struct db_conn *conn,
-                               struct idempotency_outcome *outcome, struct error *error)
+                               struct idempotency_outcome *outcome)
 {
+    struct arena *arena = run->call->request->arena;
     struct db_result *found = NULL;
-    struct db_statement statement = db_statement_of(arena_printf(
-        run->request->arena,
-        "SELECT response_status, response_body FROM %s WHERE " SCOPE_SQL " AND request_hash = $6",
-        run->table->name));
+    struct db_statement statement = db_statement_of(
+        arena_printf(arena,
+                     "SELECT response_status, response_body FROM %s WHERE " SCOPE_SQL " AND request_hash = $6",
+                     run->call->table->name));
 
     db_rollback(conn);
-    enum status status = db_query(conn, &statement, run->look_params, run->deadline_ns, &found, error);
+    enum status status =
+        db_query(conn, &statement, run->look_params, run->call->deadline_ns, &found, &outcome->error);
     if (status == STATUS_OK && db_result_rows(found) == 0)
-        status = error_set(error, STATUS_DB_RETRY, "the stored answer was deleted meanwhile");
+        status = error_set(&outcome->error, STATUS_DB_RETRY, "the stored answer was deleted meanwhile");
     if (status == STATUS_OK)
         *outcome = (struct idempotency_outcome){
             .status = (int)db_result_i64(found, 0, 0),
-            .body = arena_str(run->request->arena, db_result_str(found, 0, 1)),
+            .body = arena_str(arena, db_result_str(found, 0, 1)),
             .replayed = true,
         };
     db_result_free(found);
@@ -121,14 +117,15 @@ static enum status read_stored(const struct attempt *run, struct db_conn *conn,
 
 /* The meaning of the failure that ended the pipeline. */
 static enum status read_failure(struct attempt *run, struct db_conn *conn, enum status status, bool is_lock,
-                                struct idempotency_outcome *outcome, struct error *error)
+                                struct idempotency_outcome *outcome)
 {
+    struct error *error = &outcome->error;
     char state[8];
 
     snprintf(state, sizeof state, "%s", db_sqlstate(conn));
     bool waited_long = strcmp(state, "55P03") == 0 || strcmp(state, "57014") == 0;
     if (strcmp(state, "FR002") == 0)
-        return read_stored(run, conn, outcome, error);
+        return read_stored(run, conn, outcome);
     if (strcmp(state, "FR003") == 0)
         return error_set(error, STATUS_IDEMPOTENCY_KEY_CONFLICT, "%s",
                          status_message(STATUS_IDEMPOTENCY_KEY_CONFLICT));
@@ -143,22 +140,24 @@ static enum status read_failure(struct attempt *run, struct db_conn *conn, enum 
 }
 
 static enum status run_with_key(struct attempt *run, struct db_conn *conn,
-                                struct idempotency_outcome *outcome, struct error *error)
+                                struct idempotency_outcome *outcome)
 {
-    unsigned first = db_param_count(run->effect->statement, run->effect->params);
-    int left_ms = clock_ms_left(run->deadline_ns) / 2; /* the other half is for the effect */
+    const struct idempotency_call *call = run->call;
+    bool waits = call->request->route->idempotency == HTTP_KEY_SERIALIZE || run->unknown;
+    unsigned first = db_param_count(call->statement, call->params);
+    int left_ms = clock_ms_left(call->deadline_ns) / 2; /* the other half is for the effect */
     int wait_ms = left_ms < IDEMPOTENCY_WAIT_MS ? left_ms : IDEMPOTENCY_WAIT_MS;
     struct db_param params[DB_PARAMS_MAX + 1];
 
     if (first + STORE_PARAMS > DB_PARAMS_MAX)
-        return error_set(error, STATUS_INTERNAL, "the effect has too many parameters");
+        return error_set(&outcome->error, STATUS_INTERNAL, "the effect has too many parameters");
     if (first)
-        memcpy(params, run->effect->params, first * sizeof *params);
+        memcpy(params, call->params, first * sizeof *params);
     memcpy(params + first, run->look_params, LOOK_PARAMS * sizeof *params);
-    params[first + LOOK_PARAMS] = db_i64(run->table->ttl_ms);
+    params[first + LOOK_PARAMS] = db_i64(call->table->ttl_ms);
     params[first + STORE_PARAMS] = DB_END;
     struct db_statement look, store;
-    write_statements(run, first, &look, &store);
+    write_statements(call, first, &look, &store);
     enum { AT_LOCK = 1, AT_EFFECT = 3, STATEMENTS = 5 };
     const struct {
         const struct db_statement *statement;
@@ -166,7 +165,7 @@ static enum status run_with_key(struct attempt *run, struct db_conn *conn,
         const char *failpoint; /* before it */
     } steps[STATEMENTS] = {
         {&begin_sql, DB_NO_PARAMS, NULL},
-        {&lock_sql, DB_PARAMS(db_i64(run->lock_key), db_int(run->waits || run->unknown ? wait_ms : 0)), NULL},
+        {&lock_sql, DB_PARAMS(db_i64(run->lock_key), db_int(waits ? wait_ms : 0)), NULL},
         {&look, run->look_params, NULL},
         {&store, params, "idempotency.before_effect"},
         {&commit_sql, DB_NO_PARAMS, "idempotency.before_commit"},
@@ -180,7 +179,8 @@ static enum status run_with_key(struct attempt *run, struct db_conn *conn,
         /* A process can die between two statements only if they are sent separately: with an armed failpoint they are. */
         bool is_split = i < STATEMENTS && steps[i].failpoint && FAILPOINT_IS_ARMED(steps[i].failpoint);
         if (i == STATEMENTS || is_split) {
-            status = db_pipeline_end(conn, run->deadline_ns, results + sent, i - sent, &failed_at, error);
+            status = db_pipeline_end(conn, call->deadline_ns, results + sent, i - sent, &failed_at,
+                                     &outcome->error);
             failed_at += sent;
             sent = i;
         }
@@ -192,10 +192,10 @@ static enum status run_with_key(struct attempt *run, struct db_conn *conn,
             db_pipeline_add(conn, steps[i].statement, steps[i].params);
     }
     if (status == STATUS_OK) {
-        status = take_effect(results[AT_EFFECT], outcome, error);
+        status = take_effect(results[AT_EFFECT], outcome);
         results[AT_EFFECT] = NULL;
     } else {
-        status = read_failure(run, conn, status, failed_at == AT_LOCK, outcome, error);
+        status = read_failure(run, conn, status, failed_at == AT_LOCK, outcome);
     }
     for (size_t i = 0; i < STATEMENTS; i++)
         db_result_free(results[i]);
@@ -204,56 +204,45 @@ static enum status run_with_key(struct attempt *run, struct db_conn *conn,
 
 /* ---- the run ---- */
 
-static void set_key(struct attempt *run, struct str tenant, struct str subject)
+void idempotency_run(const struct idempotency_call *call, struct idempotency_outcome *outcome)
 {
-    struct http_request *request = run->request;
+    const struct http_request *request = call->request;
     struct str key = request->idempotency_key;
-
-    run->waits = request->route->idempotency == HTTP_KEY_SERIALIZE;
-    run->lock_key = idempotency_lock_key(request, tenant, subject, key);
-    auth_sha256(&request->body, 1, run->hash);
-    const struct db_param params[LOOK_PARAMS + 1] = {
-        db_text(tenant.ptr ? tenant : STR("")),
-        db_text(subject.ptr ? subject : STR("")),
-        db_text(STR("POST")),
-        db_cstr(request->route->path),
-        db_text(key),
-        db_bytea(str_of((const char *)run->hash, sizeof run->hash)),
-        DB_END,
-    };
-    memcpy(run->look_params, params, sizeof params);
-}
-
-enum status idempotency_run(struct db_pool *pool, const struct idempotency_table *table,
-                            struct http_request *request, struct str tenant, struct str subject,
-                            const struct idempotency_effect *effect, int64_t deadline_ns,
-                            struct idempotency_outcome *outcome, struct error *error)
-{
-    struct attempt run = {.table = table, .request = request, .effect = effect, .deadline_ns = deadline_ns};
-    bool has_key = request->idempotency_key.ptr != NULL, may_retry;
+    uint8_t hash[AUTH_SHA256_BYTES];
+    bool has_key = key.ptr != NULL, may_retry;
     enum status status;
     int tries = 0;
 
+    *outcome = (struct idempotency_outcome){0};
     if (has_key)
-        set_key(&run, tenant, subject);
+        auth_sha256(&request->body, 1, hash);
+    struct attempt run = {
+        .call = call,
+        .lock_key = has_key ? idempotency_lock_key(request, call->tenant, call->subject, key) : 0,
+        .look_params = DB_PARAMS(
+            db_text(call->tenant.ptr ? call->tenant : STR("")),
+            db_text(call->subject.ptr ? call->subject : STR("")), db_text(STR("POST")),
+            db_cstr(request->route->path), db_text(key), db_bytea(str_of((const char *)hash, sizeof hash))),
+    };
     FAILPOINT("idempotency.before_begin");
     do {
         struct db_conn *conn = NULL;
         struct db_result *rows;
-        status = db_acquire(pool, deadline_ns, &conn, error);
+        status = db_acquire(call->pool, call->deadline_ns, &conn, &outcome->error);
         if (status == STATUS_OK && has_key) {
-            status = run_with_key(&run, conn, outcome, error);
+            status = run_with_key(&run, conn, outcome);
         } else if (status == STATUS_OK) {
-            status = db_query(conn, effect->statement, effect->params, deadline_ns, &rows, error);
+            status = db_query(conn, call->statement, call->params, call->deadline_ns, &rows, &outcome->error);
             if (status == STATUS_OK)
-                status = take_effect(rows, outcome, error);
+                status = take_effect(rows, outcome);
         }
         /* A lost connection may have been an old one; with a key, a retry finds out whether it committed. */
         may_retry = status == STATUS_DB_RETRY || (status == STATUS_DB_DOWN && conn && has_key);
         if (conn)
             db_release(conn); /* rolls back what was not committed */
-    } while (may_retry && ++tries < TRIES_MAX && clock_mono_ns() < deadline_ns);
+    } while (may_retry && ++tries < TRIES_MAX && clock_mono_ns() < call->deadline_ns);
     FAILPOINT("idempotency.after_commit");
+    outcome->error.status = status;
     if (status == STATUS_OK && run.unknown) /* the stored answer may be of this call */
         outcome->has_effect = outcome->status < 400;
     if (has_key && status == STATUS_OK)
@@ -262,45 +251,28 @@ enum status idempotency_run(struct db_pool *pool, const struct idempotency_table
         idempotency_count(request->route, IDEMPOTENCY_CONFLICT);
     else if (has_key && status == STATUS_IDEMPOTENCY_KEY_PROCESSING)
         idempotency_count(request->route, IDEMPOTENCY_COLLISION);
-    return status;
 }
 
-void idempotency_send(struct http_request *request, const struct idempotency_outcome *outcome,
-                      const struct error *error, struct str headers)
+void idempotency_send(struct http_request *request, struct idempotency_outcome *outcome, struct str headers)
 {
-    if (error->status == STATUS_IDEMPOTENCY_KEY_CONFLICT ||
-        error->status == STATUS_IDEMPOTENCY_KEY_PROCESSING) {
-        idempotency_send_error(request, error, request->idempotency_key);
-        return;
-    }
-    if (error->status != STATUS_OK) {
-        http_send_error(request, error);
-        return;
-    }
     struct str own = outcome->replayed        ? STR("Idempotency-Replayed: true\r\n")
                      : outcome->status == 503 ? STR("Retry-After: 1\r\n")
                                               : STR("");
-    http_send(
-        request,
-        &(struct http_response){
-            .status = outcome->status,
-            .headers = headers.len ? arena_printf(request->arena, "%.*s%s", STR_ARG(headers), own.ptr) : own,
-            .body = outcome->body,
-        });
-}
+    struct http_response response = {
+        .status = outcome->status,
+        .headers = headers.len ? arena_printf(request->arena, "%.*s%s", STR_ARG(headers), own.ptr) : own,
+        .body = outcome->body,
+    };
+    enum status failure = outcome->error.status;
 
-bool idempotency_answer(struct db_pool *pool, const struct idempotency_table *table,
-                        struct http_request *request, struct str tenant, struct str subject,
-                        const struct idempotency_effect *effect, int64_t deadline_ns)
-{
-    struct idempotency_outcome outcome = {0};
-    struct error error = {0};
-    error.status =
-        idempotency_run(pool, table, request, tenant, subject, effect, deadline_ns, &outcome, &error);
-
-    idempotency_send(request, &outcome, &error, STR_NONE);
-    db_result_free(outcome.rows);
-    return error.status == STATUS_OK && outcome.has_effect;
+    if (failure == STATUS_IDEMPOTENCY_KEY_CONFLICT || failure == STATUS_IDEMPOTENCY_KEY_PROCESSING)
+        idempotency_send_error(request, &outcome->error, request->idempotency_key);
+    else if (failure != STATUS_OK)
+        http_send_error(request, &outcome->error);
+    else
+        http_send(request, &response);
+    db_result_free(outcome->rows);
+    outcome->rows = NULL;
 }
 
 #define HOUR_MS INT64_C(3600000)

@@ -79,25 +79,16 @@ void idempotency_log_cleaned(struct str table, int64_t count)
 
 /* ---- keys ---- */
 
-enum status idempotency_key_of(const struct http_request *request, struct str *key, struct error *error)
+/* I1 */
+static bool is_valid_key(struct str key)
 {
-    struct str name = STR("Idempotency-Key");
-    size_t count = http_request_header_count(request, name);
+    bool is_valid = key.len > 0 && key.len <= IDEMPOTENCY_KEY_BYTES_MAX;
 
-    *key = count ? http_request_header(request, name) : STR_NONE;
-    if (count == 0)
-        return STATUS_OK;
-    bool is_valid = count == 1 && key->len > 0 && key->len <= IDEMPOTENCY_KEY_BYTES_MAX;
-    for (size_t i = 0; i < key->len && is_valid; i++) {
-        char c = key->ptr[i], letter = (char)(c | 0x20);
+    for (size_t i = 0; i < key.len && is_valid; i++) {
+        char c = key.ptr[i], letter = (char)(c | 0x20);
         is_valid = (letter >= 'a' && letter <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
     }
-    if (is_valid)
-        return STATUS_OK;
-    if (!key->ptr)
-        *key = STR("");
-    return error_set(error, STATUS_INVALID_IDEMPOTENCY_KEY, "%s",
-                     status_message(STATUS_INVALID_IDEMPOTENCY_KEY));
+    return is_valid;
 }
 
 /* Scope and key as one number that clients cannot make collide. Each part follows its length: no two scopes hash alike. */
@@ -141,8 +132,10 @@ void idempotency_send_error(struct http_request *request, const struct error *er
     bool is_busy = error->status == STATUS_IDEMPOTENCY_KEY_PROCESSING;
     struct buf members = {0};
 
-    buf_put_str(&members, STR(",\"idempotency_key\":"));
-    json_put_string(&members, str_utf8_cut(key, IDEMPOTENCY_KEY_BYTES_MAX));
+    if (key.ptr) {
+        buf_put_str(&members, STR(",\"idempotency_key\":"));
+        json_put_string(&members, str_utf8_cut(key, IDEMPOTENCY_KEY_BYTES_MAX));
+    }
     http_send_error_with(request, error, is_busy ? STR("Retry-After: 1\r\n") : STR_NONE, buf_str(&members));
     buf_deinit(&members);
 }
@@ -163,7 +156,6 @@ struct use {
     struct map_node node; /* TAKEN and CALLED */
     TAILQ_HEAD(, use) waiting;
     TAILQ_ENTRY(use) link; /* WAITS: in the holder's waiting line */
-    struct loop *loop;
     struct loop_park_ref ref;
     struct loop_message message;
 };
@@ -240,14 +232,13 @@ static void end_use(struct use *use)
     }
     pthread_mutex_unlock(&shard->mutex);
     if (next)
-        loop_post(next->loop, &next->message);
+        loop_post(next->ref.loop, &next->message);
     if (use->is_heap)
         free(use);
 }
 
-void idempotency_leave(struct idempotency *idempotency, struct http_request *request)
+void idempotency_leave(struct http_request *request)
 {
-    (void)idempotency;
     end_use(request->idempotency_memo);
 }
 
@@ -306,7 +297,6 @@ static enum http_step wait_for(struct use *holder, struct http_request *request,
     int64_t deadline_ns = loop_now_ns(request->loop) + use->idempotency->wait_ms * CLOCK_NS_PER_MS;
 
     use->state = USE_WAITS;
-    use->loop = request->loop;
     use->message.on_message = on_called;
     if (!http_request_park(request, deadline_ns, on_wait_timeout, use, &use->ref)) {
         free(use);
@@ -319,34 +309,28 @@ static enum http_step wait_for(struct use *holder, struct http_request *request,
 
 /* ---- the step ---- */
 
-static enum http_step refuse_key(struct http_request *request, const struct error *error, struct str key)
-{
-    if (key.ptr)
-        idempotency_send_error(request, error, key);
-    else
-        http_send_error(request, error);
-    return HTTP_STEP_ANSWERED;
-}
-
 enum http_step idempotency_enter(struct idempotency *idempotency, struct http_request *request,
                                  struct str tenant, struct str subject)
 {
+    static const char name[] = "Idempotency-Key";
+    size_t count = http_request_header_count(request, str_from(name));
+    struct str key = http_request_header(request, str_from(name));
     struct error error = {0};
-    struct str key;
 
-    if (request->method != HTTP_POST)
+    if (request->method != HTTP_POST || (count == 0 && !request->route->key_required))
         return HTTP_STEP_PASS;
-    if (idempotency_key_of(request, &key, &error) != STATUS_OK)
-        return refuse_key(request, &error, key);
-    if (!key.ptr && request->route->key_required) {
-        error_set_field(&error, STATUS_BAD_REQUEST, "Idempotency-Key", "Idempotency-Key is required");
-        return refuse_key(request, &error, key);
-    }
-    if (!key.ptr)
-        return HTTP_STEP_PASS;
-    if (subject.len == 0 && request->route->access != HTTP_PUBLIC) { /* all such tokens would share keys */
+    if (count == 0) {
+        error_set_field(&error, STATUS_BAD_REQUEST, name, "Idempotency-Key is required");
+    } else if (count > 1 || !is_valid_key(key)) {
+        error_set(&error, STATUS_INVALID_IDEMPOTENCY_KEY, "%s",
+                  status_message(STATUS_INVALID_IDEMPOTENCY_KEY));
+    } else if (subject.len == 0 && request->route->access != HTTP_PUBLIC) { /* such tokens would share keys */
         error_set(&error, STATUS_INSUFFICIENT_SCOPE, "Idempotency-Key needs a user: the token has no sub");
-        return refuse_key(request, &error, STR_NONE);
+        key = STR_NONE; /* not shown */
+    }
+    if (error.status != STATUS_OK) {
+        idempotency_send_error(request, &error, key);
+        return HTTP_STEP_ANSWERED;
     }
     request->idempotency_key = key;
     if (request->route->idempotency == HTTP_KEY_REJECT)

@@ -147,9 +147,3 @@ enum http_step kernel_idempotency_step(struct http_request *request, void *conte
     return idempotency_enter(kernel->idempotency, request, identity ? identity->tenant : STR_NONE,
                              identity ? identity->subject : STR_NONE);
 }
-
-void kernel_leave(struct http_request *request, void *context)
-{
-    const struct kernel *kernel = context;
-    idempotency_leave(kernel->idempotency, request);
-}

@@ -133,11 +133,10 @@ static enum status start_server(struct kernel *kernel, struct error *error)
             .workers = kernel->workers,
             .router = kernel->router,
             .limits = kernel_http_limits(http),
+            .context = kernel,
             .gate = kernel_gate,
-            .gate_context = kernel,
             .idempotency = kernel_idempotency_step,
-            .on_idempotency_end = kernel_leave,
-            .idempotency_context = kernel,
+            .on_idempotency_end = idempotency_leave,
             .share_of = kernel_share_of,
         },
         &kernel->server, error);

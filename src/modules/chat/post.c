@@ -79,8 +79,7 @@ static void commit_message(struct http_request *request, const struct posting *p
 {
     struct chat *chat = request->context;
     const struct chat_key *caller = &posting->caller;
-    struct idempotency_outcome outcome = {0};
-    struct error error = {0};
+    struct idempotency_outcome outcome;
     const struct db_param *params =
         DB_PARAMS(db_text(caller->tenant), db_uuid(caller->project), db_uuid(caller->session),
                   db_uuid(caller->user), db_text(posting->content), db_text(posting->choice.agent->name),
@@ -89,10 +88,15 @@ static void commit_message(struct http_request *request, const struct posting *p
     /* The key's scope includes the session: the route's pattern is the same for all sessions. */
     struct str owner = arena_printf(request->arena, "%s/%s", caller->user.ptr, caller->session.ptr);
     FAILPOINT("chat.before_commit");
-    error.status =
-        idempotency_run(kernel_store_pool(chat->kernel), &chat->keys, request, caller->tenant, owner,
-                        &(struct idempotency_effect){.statement = &post_sql, .params = params},
-                        clock_deadline_ms(DATABASE_MS), &outcome, &error);
+    idempotency_run(&(struct idempotency_call){.pool = kernel_store_pool(chat->kernel),
+                                               .table = &chat->keys,
+                                               .request = request,
+                                               .tenant = caller->tenant,
+                                               .subject = owner,
+                                               .statement = &post_sql,
+                                               .params = params,
+                                               .deadline_ns = clock_deadline_ms(DATABASE_MS)},
+                    &outcome);
     FAILPOINT("chat.after_commit");
     if (outcome.has_effect) {
         log_debug("outbox_event_enqueued", LOG_CSTR("module", chat_outbox_table.module),
@@ -100,12 +104,11 @@ static void commit_message(struct http_request *request, const struct posting *p
         outbox_wake(chat->publisher);
     }
     if (!outcome.replayed)
-        count_message(error.status != STATUS_OK              ? "unavailable"
+        count_message(outcome.error.status != STATUS_OK      ? "unavailable"
                       : outcome.status == 404                ? "not_found"
                       : str_eq(posting->role, STR("system")) ? "agent_failed"
                                                              : "answered");
-    idempotency_send(request, &outcome, &error, STR_NONE);
-    db_result_free(outcome.rows);
+    idempotency_send(request, &outcome, STR_NONE);
 }
 
 /* On a thread of `agent_callers`, so that an agent that hangs delays only messages to such agents. */

@@ -151,9 +151,18 @@ static bool answer_once(struct http_request *request, const struct auth_identity
                         const struct db_statement *statement, const struct db_param *params)
 {
     struct entitlement *entitlement = request->context;
-    const struct idempotency_effect effect = {statement, params};
-    return idempotency_answer(kernel_store_pool(entitlement->kernel), &entitlement->keys, request,
-                              who->tenant, who->subject, &effect, clock_deadline_ms(CHANGE_MS));
+    struct idempotency_outcome outcome;
+    idempotency_run(&(struct idempotency_call){.pool = kernel_store_pool(entitlement->kernel),
+                                               .table = &entitlement->keys,
+                                               .request = request,
+                                               .tenant = who->tenant,
+                                               .subject = who->subject,
+                                               .statement = statement,
+                                               .params = params,
+                                               .deadline_ns = clock_deadline_ms(CHANGE_MS)},
+                    &outcome);
+    idempotency_send(request, &outcome, STR_NONE);
+    return outcome.has_effect;
 }
 
 /* Not found is stored under the key, as every failure of the business is; timeouts and outages are not. */

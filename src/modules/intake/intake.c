@@ -156,18 +156,22 @@ static void create_item(struct http_request *request, const struct str *texts, s
 {
     struct intake *intake = request->context;
     const struct auth_identity *identity = kernel_identity(request);
-    struct idempotency_outcome outcome = {0};
-    struct error error = {0};
+    struct idempotency_outcome outcome;
     struct buf location = {0};
     const struct db_param *params =
         DB_PARAMS(db_text(identity->tenant), db_text(identity->subject.ptr ? identity->subject : STR("")),
                   db_text(texts[SKU]), db_text(texts[TITLE]), db_text(attributes.ptr ? attributes : STR("")),
                   db_text(trace_text(&request->trace, request->arena)));
     FAILPOINT("intake.before_commit");
-    error.status = idempotency_run(kernel_store_pool(intake->kernel), &intake->keys, request,
-                                   identity->tenant, identity->subject,
-                                   &(struct idempotency_effect){.statement = &create_sql, .params = params},
-                                   clock_deadline_ms(DATABASE_MS), &outcome, &error);
+    idempotency_run(&(struct idempotency_call){.pool = kernel_store_pool(intake->kernel),
+                                               .table = &intake->keys,
+                                               .request = request,
+                                               .tenant = identity->tenant,
+                                               .subject = identity->subject,
+                                               .statement = &create_sql,
+                                               .params = params,
+                                               .deadline_ns = clock_deadline_ms(DATABASE_MS)},
+                    &outcome);
     FAILPOINT("intake.after_commit");
     if (outcome.has_effect && outcome.rows && outcome.status < 400)
         outbox_log_enqueued(&intake_outbox_table, STR("item_created"),
@@ -179,12 +183,12 @@ static void create_item(struct http_request *request, const struct str *texts, s
         http_percent_encode(&location, texts[SKU]);
         buf_put_str(&location, STR("\r\n"));
     }
-    idempotency_send(request, &outcome, &error, buf_str(&location));
-    if (!outcome.replayed && error.status != STATUS_IDEMPOTENCY_KEY_CONFLICT &&
-        error.status != STATUS_IDEMPOTENCY_KEY_PROCESSING)
-        count_item(error.status != STATUS_OK ? "unavailable" : outcome.status < 400 ? "created" : "taken");
+    idempotency_send(request, &outcome, buf_str(&location));
+    enum status failure = outcome.error.status;
+    if (!outcome.replayed && failure != STATUS_IDEMPOTENCY_KEY_CONFLICT &&
+        failure != STATUS_IDEMPOTENCY_KEY_PROCESSING)
+        count_item(failure != STATUS_OK ? "unavailable" : outcome.status < 400 ? "created" : "taken");
     buf_deinit(&location);
-    db_result_free(outcome.rows);
 }
 
 static void post_item(struct http_request *request)

@@ -48,9 +48,8 @@ static enum http_step take_key(struct http_request *request, void *context)
     return HTTP_STEP_PARKED;
 }
 
-static void on_key_end(struct http_request *request, void *context)
+static void on_key_end(struct http_request *request)
 {
-    assert_ptr_equal(context, &left);
     assert_ptr_equal(request->idempotency_memo, &asked);
     assert_true(str_eq(request->idempotency_key, STR("k")));
     left++;
@@ -106,7 +105,7 @@ static int setup(void **state)
     harness.config.workers = harness.workers;
     harness.config.idempotency = take_key;
     harness.config.on_idempotency_end = on_key_end;
-    harness.config.idempotency_context = &left;
+    harness.config.context = &left;
     harness_start(&harness);
     client_connect(&harness, &client);
     return 0;

@@ -100,9 +100,9 @@ static enum http_step take_key(struct http_request *request, void *context)
     return HTTP_STEP_PASS;
 }
 
-static void on_key_end(struct http_request *request, void *context)
+static void on_key_end(struct http_request *request)
 {
-    assert_ptr_equal(request->idempotency_memo, context);
+    assert_ptr_equal(request->idempotency_memo, &ended_keys);
     ended_keys++;
 }
 
@@ -121,7 +121,7 @@ static int setup(void **state)
     harness.config.gate = gate;
     harness.config.idempotency = take_key;
     harness.config.on_idempotency_end = on_key_end;
-    harness.config.idempotency_context = &ended_keys;
+    harness.config.context = &ended_keys;
     harness_start(&harness);
     return 0;
 }

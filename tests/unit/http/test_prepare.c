@@ -37,10 +37,9 @@ static enum http_step take_key(struct http_request *request, void *context)
     return HTTP_STEP_PARKED;
 }
 
-static void on_key_end(struct http_request *request, void *context)
+static void on_key_end(struct http_request *request)
 {
     (void)request;
-    (void)context;
     left++;
 }
 

@@ -118,7 +118,7 @@ void rig_run(struct call *call)
 {
     struct arena arena = ARENA(1024);
     struct db_statement statement;
-    struct idempotency_outcome outcome = {0};
+    struct idempotency_outcome outcome;
 
     if (call->effect)
         statement = db_statement_of(str_from(call->effect));
@@ -130,9 +130,17 @@ void rig_run(struct call *call)
                                    .idempotency_key = call->key,
                                    .arena = &arena};
     const struct db_param *params = DB_PARAMS(db_int(call->wanted), db_text(STR("note")));
-    call->status = idempotency_run(call->pool, &call->table, &request, call->tenant, call->subject,
-                                   &(struct idempotency_effect){&statement, call->effect ? NULL : params},
-                                   clock_deadline_ms(call->timeout_ms), &outcome, &call->error);
+    idempotency_run(&(struct idempotency_call){.pool = call->pool,
+                                               .table = &call->table,
+                                               .request = &request,
+                                               .tenant = call->tenant,
+                                               .subject = call->subject,
+                                               .statement = &statement,
+                                               .params = call->effect ? NULL : params,
+                                               .deadline_ns = clock_deadline_ms(call->timeout_ms)},
+                    &outcome);
+    call->error = outcome.error;
+    call->status = outcome.error.status;
     call->answered = outcome.status;
     call->replayed = outcome.replayed;
     call->has_effect = outcome.has_effect;

@@ -22,11 +22,6 @@ static enum http_step door(struct http_request *request, void *context)
                              http_request_header(request, STR("X-Subject")));
 }
 
-static void on_leave(struct http_request *request, void *context)
-{
-    idempotency_leave(context, request);
-}
-
 static void on_timeout(struct http_request *request, void *context)
 {
     (void)context;
@@ -68,8 +63,8 @@ static int setup_waiting(int64_t wait_ms)
     keys = idempotency_create(wait_ms);
     harness_init(&harness, routes);
     harness.config.idempotency = door;
-    harness.config.on_idempotency_end = on_leave;
-    harness.config.idempotency_context = keys;
+    harness.config.on_idempotency_end = idempotency_leave;
+    harness.config.context = keys;
     harness_start(&harness);
     return 0;
 }
@@ -445,9 +440,9 @@ static void test_i3_twins_of_four_loops_never_meet_inside(void **state)
         .workers = workers,
         .router = router,
         .limits = http_limits_default,
+        .context = keys,
         .idempotency = door,
-        .on_idempotency_end = on_leave,
-        .idempotency_context = keys,
+        .on_idempotency_end = idempotency_leave,
     };
     assert_int_equal(http_server_create(&config, &server, &error), STATUS_OK);
     assert_int_equal(http_server_listen(server, STR("127.0.0.1:0"), &error), STATUS_OK);
