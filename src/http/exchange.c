@@ -309,7 +309,7 @@ static void on_handler_done(struct worker_job *job)
     struct http_connection *connection = exchange->connection;
     struct http_server *server = exchange->home->server;
     struct http_request *request = &exchange->request;
-    const struct http_source source = exchange->source; /* recorded */
+    const struct http_source source = exchange->source;  /* recorded */
     struct worker_pool *next_pool = exchange->next_pool; /* that http_request_hand_on() named */
     exchange->next_pool = NULL;
     if (next_pool && !is_abandoned(exchange) && !job->cancelled) {

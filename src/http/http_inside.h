@@ -214,7 +214,7 @@ struct http_server {
     bool is_destroyed;
     atomic_uint connection_count;
     unsigned port;
-    struct http_entry *unmatched;          /* counts requests without a route */
+    struct http_entry *unmatched; /* counts requests without a route */
     struct metric_series *connections_gauge, *parse_errors, *bodies_gauge, *unsent_gauge, *slow_cuts,
         *full_cuts, *trims;
     struct http_budget budget;
@@ -295,7 +295,8 @@ void http_answer_put_head(struct http_exchange *exchange, const struct http_resp
                           int64_t length);
 bool http_answer_has_body(const struct http_exchange *exchange, int status);
 /* On a worker: keeps the answer, whose body is in the arena or a stream, until the loop sends it. */
-void http_answer_record(struct http_exchange *exchange, const struct http_response *response, struct str body);
+void http_answer_record(struct http_exchange *exchange, const struct http_response *response,
+                        struct str body);
 
 /* stream.c */
 bool http_stream_pump(struct http_connection *connection); /* false: it waits for the socket or its source */

@@ -95,10 +95,9 @@ static enum status read_stored(const struct attempt *run, struct db_conn *conn,
 {
     struct arena *arena = run->call->request->arena;
     struct db_result *found = NULL;
-    struct db_statement statement = db_statement_of(
-        arena_printf(arena,
-                     "SELECT response_status, response_body FROM %s WHERE " SCOPE_SQL " AND request_hash = $6",
-                     run->call->table->name));
+    struct db_statement statement = db_statement_of(arena_printf(
+        arena, "SELECT response_status, response_body FROM %s WHERE " SCOPE_SQL " AND request_hash = $6",
+        run->call->table->name));
 
     db_rollback(conn);
     enum status status =
@@ -219,10 +218,10 @@ void idempotency_run(const struct idempotency_call *call, struct idempotency_out
     struct attempt run = {
         .call = call,
         .lock_key = has_key ? idempotency_lock_key(request, call->tenant, call->subject, key) : 0,
-        .look_params = DB_PARAMS(
-            db_text(call->tenant.ptr ? call->tenant : STR("")),
-            db_text(call->subject.ptr ? call->subject : STR("")), db_text(STR("POST")),
-            db_cstr(request->route->path), db_text(key), db_bytea(str_of((const char *)hash, sizeof hash))),
+        .look_params = DB_PARAMS(db_text(call->tenant.ptr ? call->tenant : STR("")),
+                                 db_text(call->subject.ptr ? call->subject : STR("")), db_text(STR("POST")),
+                                 db_cstr(request->route->path), db_text(key),
+                                 db_bytea(str_of((const char *)hash, sizeof hash))),
     };
     FAILPOINT("idempotency.before_begin");
     do {

@@ -85,7 +85,7 @@ struct kernel {
 };
 
 bool kernel_wants_module(const struct kernel *kernel, const struct module *module); /* by its roles */
-http_step_fn kernel_gate, kernel_idempotency_step; /* context: struct kernel */
+http_step_fn kernel_gate, kernel_idempotency_step;            /* context: struct kernel */
 uint64_t kernel_share_of(const struct http_request *request); /* its tenant's, of the memory for bodies */
 extern const struct http_route kernel_actuator_routes[];      /* open to everyone; context: struct kernel */
 http_handler_fn kernel_get_health, kernel_get_readiness, kernel_get_liveness;
