@@ -54,10 +54,10 @@ struct stream_config {
     struct stream_limits limits;
     /* Lines with a subscriber's position as %lld: at its beginning when there is nothing to catch up with; when it has been quiet;
      * when it is cut off, having everything up to that position (NULL = no such line). */
-    const char *greeting, *heartbeat, *goodbye;
+    const char *greeting, *heartbeat, *cut_off;
     bool greets_all; /* every subscriber gets the greeting, once it has caught up */
     /* On the owner, for those admitted as is_paged: what follows `after`? Answered on the owner too, once, by
-     * stream_page_give() or stream_page_refuse(), also when the process is stopping. */
+     * stream_page_give(), also when the process is stopping. */
     void (*read_page)(void *context, struct stream_subscriber *subscriber, int64_t after);
     /* On the request's loop: answer it by stream_send(). `position` is the newest one. */
     void (*on_admitted)(struct http_request *request, struct stream_subscriber *subscriber, int64_t position);
@@ -88,9 +88,9 @@ struct stream_entry {
 };
 void stream_topic_admit(struct stream_topic *topic, const struct stream_entry *entry);
 
-/* A page leads on from where its reader stood; it takes over the caller's reference. NULL = nothing is there. */
+/* A page leads on from where its reader stood; it takes over the caller's reference. NULL = there is none, or it could not be
+ * read: the stream is cut. */
 void stream_page_give(struct stream_subscriber *subscriber, struct stream_segment *page);
-void stream_page_refuse(struct stream_subscriber *subscriber); /* it could not be read: the stream is cut */
 
 /* ---- subscribers ---- */
 /* On the request's loop, in on_admitted, once. No data is begun past `expires_at_s` (unix): the stream ends. */

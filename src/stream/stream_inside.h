@@ -47,17 +47,18 @@ struct stream_subscriber {
     bool is_paged;                    /* from its beginning to its end */
     bool is_asking, is_released;      /* the loop's */
     bool is_refused;
-    struct stream_segment *handed_opening, *handed_at; /* the owner's word, taken over with it; referenced */
+    struct stream_segment *handed_opening, *handed_at; /* set by the owner, taken over with it; referenced */
     bool handed_refusal;
     enum stream_lead lead; /* the owner's, as all below */
     bool is_gone;
     LIST_ENTRY(stream_subscriber) ahead;
 };
 
-/* One loop's part of a topic: touched by that loop alone. */
+/* One loop's part of a topic: touched by that loop alone, but for `members`. */
 struct stream_local {
     struct stream_topic *topic;
     struct loop *loop;
+    unsigned members; /* the owner's: how many were admitted there */
     LIST_HEAD(, stream_subscriber) subscribers;
     uint64_t cut_sequence; /* subscribers before it are cut off */
     uint32_t beats;
@@ -84,7 +85,6 @@ struct stream_topic {
     struct loop_timer quiet;
     size_t subscriber_count;
     LIST_HEAD(, stream_subscriber) ahead; /* whose positions are yet to come */
-    unsigned *members;                    /* per loop: how many were admitted there */
 
     struct stream_local locals[];
 };
@@ -96,14 +96,11 @@ static inline void stream_topic_ref(struct stream_topic *topic)
 void stream_topic_unref(struct stream_topic *topic);
 
 /* subscriber.c, on its loop */
-void stream_local_advance(struct stream_local *local, uint64_t cut_sequence);
-void stream_local_close(struct stream_local *local);
+void stream_local_update(struct stream_local *local, uint64_t cut_sequence, bool closes);
 loop_message_fn stream_subscriber_arrive;
 loop_message_fn stream_subscriber_resume; /* it is the loop's again */
 /* topic.c, on the owner */
 loop_message_fn stream_subscriber_left; /* it is gone */
-/* The segment that ends at position `after`, or NULL. */
-struct stream_segment *stream_topic_find(const struct stream_topic *topic, int64_t after);
 loop_message_fn stream_subscriber_ask;  /* all it had was given */
 loop_message_fn stream_subscriber_gone; /* released while it was the owner's */
 

@@ -10,23 +10,23 @@ static struct stream_local *local_of(const struct stream_subscriber *subscriber)
     return &subscriber->topic->locals[loop_index(subscriber->ref.loop)];
 }
 
-static bool is_left_behind(const struct stream_subscriber *subscriber, const struct stream_local *local)
+static bool is_before_cut(const struct stream_subscriber *subscriber, const struct stream_local *local)
 {
     return subscriber->at && subscriber->at->sequence < local->cut_sequence;
 }
 
 /* What it is in the middle of is finished out of a copy, so that nothing more of the chain is kept for it; the last line
- * says where to go on. A reader that takes nothing at all never sees it: the server's write timeout ends that one. False where
+ * has the position to go on from. A reader that takes nothing at all never sees it: the server's write timeout ends that one. False where
  * the topic has no such line. */
 static bool cut_off(struct stream_subscriber *subscriber)
 {
     metric_add(subscriber->topic->config.cuts, 1);
-    if (!subscriber->topic->config.goodbye)
+    if (!subscriber->topic->config.cut_off)
         return false;
     const struct stream_segment *current = subscriber->opening ? subscriber->opening : subscriber->at;
     struct buf rest = {0};
     buf_put(&rest, current->bytes + subscriber->offset, current->len - subscriber->offset);
-    buf_printf(&rest, subscriber->topic->config.goodbye, (long long)subscriber->at->to);
+    buf_printf(&rest, subscriber->topic->config.cut_off, (long long)subscriber->at->to);
     struct stream_segment *last =
         stream_segment_create(&(struct stream_step){.lines = current->lines, .bytes = buf_str(&rest)});
     buf_deinit(&rest);
@@ -55,7 +55,7 @@ static void wake_some(struct stream_local *local)
     for (unsigned i = 0; i < WAKES_PER_TICK && local->wake_next; i++) {
         struct stream_subscriber *subscriber = local->wake_next;
         local->wake_next = LIST_NEXT(subscriber, entry);
-        bool may_stay = !is_left_behind(subscriber, local) ||
+        bool may_stay = !is_before_cut(subscriber, local) ||
                         (can_be_led(subscriber) && http_stream_is_taken(subscriber->ref));
         if (may_stay || cut_off(subscriber))
             http_stream_wake(subscriber->ref);
@@ -109,18 +109,14 @@ static void start_heartbeat(struct stream_local *local)
                      on_heartbeat);
 }
 
-void stream_local_advance(struct stream_local *local, uint64_t cut_sequence)
+void stream_local_update(struct stream_local *local, uint64_t cut_sequence, bool closes)
 {
-    local->cut_sequence = cut_sequence;
+    local->is_closed = closes;
+    if (!closes)
+        local->cut_sequence = cut_sequence;
     if (LIST_EMPTY(&local->subscribers))
         return;
     start_heartbeat(local); /* a segment just sent is as good as a heartbeat */
-    wake_all(local);
-}
-
-void stream_local_close(struct stream_local *local)
-{
-    local->is_closed = true;
     wake_all(local);
 }
 
@@ -147,47 +143,25 @@ static bool finish_current(struct stream_subscriber *subscriber, struct buf *out
     return true;
 }
 
-static bool step_on(struct stream_subscriber *subscriber)
-{
-    struct stream_segment *next = atomic_load_explicit(&subscriber->at->next, memory_order_acquire);
-    if (!next)
-        return false;
-    stream_segment_ref(next);
-    stream_segment_unref(subscriber->at);
-    subscriber->at = next;
-    subscriber->offset = 0;
-    return true;
-}
-
-/* Up to date: a word on where it stands, where it has had none for a while. */
-static enum http_source_state say_where(struct stream_subscriber *subscriber, struct stream_local *local,
-                                        struct buf *out, bool has_given)
-{
-    const struct stream_config *config = &subscriber->topic->config;
-    if (local->is_closed)
-        return HTTP_SOURCE_END;
-    if (subscriber->greets && (config->greets_all || !has_given))
-        buf_printf(out, config->greeting, (long long)subscriber->at->to);
-    else if (subscriber->beats != local->beats && !has_given)
-        buf_printf(out, config->heartbeat, (long long)subscriber->at->to);
-    subscriber->greets = false;
-    subscriber->beats = local->beats;
-    return HTTP_SOURCE_WAIT;
-}
-
-/* Not on the chain: what follows is asked for once all before it was given. */
-static enum http_source_state wait_for_page(struct stream_subscriber *subscriber, struct stream_local *local,
+/* All that it had was given: a line with its position, where it has had none for a while. Not on the chain, it asks what
+ * follows. */
+static enum http_source_state wait_for_more(struct stream_subscriber *subscriber, struct stream_local *local,
                                             struct buf *out, bool has_given)
 {
     const struct stream_config *config = &subscriber->topic->config;
+    const struct stream_segment *at = subscriber->at;
+    long long position = at ? at->to : subscriber->position;
     if (local->is_closed || subscriber->is_ending)
         return HTTP_SOURCE_END;
     if (subscriber->is_refused)
         return HTTP_SOURCE_FAIL;
-    if (subscriber->beats != local->beats && !has_given)
-        buf_printf(out, config->heartbeat, (long long)subscriber->position);
+    if (at && subscriber->greets && (config->greets_all || !has_given))
+        buf_printf(out, config->greeting, position);
+    else if (subscriber->beats != local->beats && !has_given)
+        buf_printf(out, config->heartbeat, position);
+    subscriber->greets = subscriber->greets && !at;
     subscriber->beats = local->beats;
-    if (!subscriber->is_asking) {
+    if (!at && !subscriber->is_asking) {
         subscriber->is_asking = true;
         subscriber->position = subscriber->after;
         subscriber->message.on_message = stream_subscriber_ask;
@@ -202,7 +176,7 @@ static enum http_source_state produce(void *context, struct buf *out, size_t roo
     struct stream_subscriber *subscriber = context;
     struct stream_local *local = local_of(subscriber);
     size_t room_before = room;
-    if (is_left_behind(subscriber, local)) {
+    if (is_before_cut(subscriber, local)) {
         if (can_be_led(subscriber)) { /* off the chain: pages follow */
             subscriber->after = subscriber->at->to;
             stream_segment_unref(subscriber->at);
@@ -212,15 +186,20 @@ static enum http_source_state produce(void *context, struct buf *out, size_t roo
             return HTTP_SOURCE_FAIL;
         }
     }
-    do {
+    for (;;) {
         if (!finish_current(subscriber, out, &room))
             return HTTP_SOURCE_MORE;
         if (clock_unix_us() / 1000000 >= subscriber->expires_at_s)
             return HTTP_SOURCE_END;
-        if (!subscriber->at)
-            return wait_for_page(subscriber, local, out, room < room_before);
-    } while (step_on(subscriber));
-    return say_where(subscriber, local, out, room < room_before);
+        struct stream_segment *at = subscriber->at;
+        struct stream_segment *next = at ? atomic_load_explicit(&at->next, memory_order_acquire) : NULL;
+        if (!next)
+            return wait_for_more(subscriber, local, out, room < room_before);
+        stream_segment_ref(next);
+        stream_segment_unref(at);
+        subscriber->at = next;
+        subscriber->offset = 0;
+    }
 }
 
 /* ---- coming and going ---- */

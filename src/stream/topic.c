@@ -54,7 +54,6 @@ struct stream_topic *stream_topic_create(const struct stream_config *config, int
     atomic_init(&topic->heartbeat_ms, config->limits.heartbeat_ms);
     topic->first = topic->newest =
         stream_segment_create(&(struct stream_step){position, position, .lines = 0});
-    topic->members = memory_zalloc(loops * sizeof topic->members[0]);
     for (unsigned i = 0; i < loops; i++) {
         topic->locals[i].topic = topic;
         topic->locals[i].loop = loop_group_loop(config->loops, i);
@@ -68,7 +67,6 @@ void stream_topic_unref(struct stream_topic *topic)
         return;
     stream_segment_unref(topic->first);
     free(topic->kept);
-    free(topic->members);
     free(topic);
 }
 
@@ -100,19 +98,15 @@ struct topic_message {
 static void on_topic_message(struct loop *loop, struct loop_message *loop_message)
 {
     struct topic_message *message = (struct topic_message *)loop_message;
-    struct stream_local *local = &message->topic->locals[loop_index(loop)];
-    if (message->closes)
-        stream_local_close(local);
-    else
-        stream_local_advance(local, message->cut_sequence);
+    stream_local_update(&message->topic->locals[loop_index(loop)], message->cut_sequence, message->closes);
     stream_topic_unref(message->topic);
     free(message);
 }
 
-static void tell_loops(struct stream_topic *topic, bool closes)
+static void post_to_loops(struct stream_topic *topic, bool closes)
 {
     for (unsigned i = 0; i < loop_group_count(topic->config.loops); i++) {
-        if (!topic->members[i])
+        if (!topic->locals[i].members)
             continue;
         struct topic_message *message = memory_alloc(sizeof *message);
         *message = (struct topic_message){
@@ -145,18 +139,23 @@ static void keep(struct stream_topic *topic, struct stream_segment *segment)
     topic->kept_bytes += segment->len;
 }
 
+/* What comes before it is kept no longer than its readers need it. */
+static void set_first(struct stream_topic *topic, struct stream_segment *segment)
+{
+    stream_segment_ref(segment);
+    stream_segment_unref(topic->first);
+    topic->first = segment;
+}
+
 static void trim(struct stream_topic *topic)
 {
     const struct stream_limits *limits = &topic->config.limits;
     while (topic->kept_end - topic->kept_start > 1 &&
            (topic->newest->to - topic->first->to > limits->positions_max ||
             topic->kept_bytes > limits->bytes_max)) {
-        struct stream_segment *next = topic->kept[topic->kept_start++];
-        stream_segment_ref(next);
-        stream_segment_unref(topic->first);
-        topic->first = next;
-        topic->cut_sequence = next->sequence;
-        topic->kept_bytes -= next->len;
+        set_first(topic, topic->kept[topic->kept_start++]);
+        topic->cut_sequence = topic->first->sequence;
+        topic->kept_bytes -= topic->first->len;
     }
 }
 
@@ -168,9 +167,7 @@ static void on_quiet(struct loop_timer *timer)
     if (topic->cut_sequence < topic->quiet_sequence)
         topic->cut_sequence = topic->quiet_sequence;
     topic->quiet_sequence = topic->newest->sequence;
-    stream_segment_ref(topic->newest);
-    stream_segment_unref(topic->first);
-    topic->first = topic->newest;
+    set_first(topic, topic->newest);
     free(topic->kept);
     topic->kept = NULL;
     topic->kept_start = topic->kept_end = topic->kept_capacity = topic->kept_bytes = 0;
@@ -178,7 +175,8 @@ static void on_quiet(struct loop_timer *timer)
 
 /* ---- subscribers ---- */
 
-struct stream_segment *stream_topic_find(const struct stream_topic *topic, int64_t after)
+/* The last segment that a subscriber with this position has, or NULL. */
+static struct stream_segment *find_place(const struct stream_topic *topic, int64_t after)
 {
     size_t low = topic->kept_start, high = topic->kept_end;
     if (after < topic->first->to || after > topic->newest->to)
@@ -197,12 +195,12 @@ struct stream_segment *stream_topic_find(const struct stream_topic *topic, int64
 
 bool stream_topic_reaches(const struct stream_topic *topic, int64_t after)
 {
-    return stream_topic_find(topic, after) != NULL;
+    return find_place(topic, after) != NULL;
 }
 
 void stream_topic_admit(struct stream_topic *topic, const struct stream_entry *entry)
 {
-    struct stream_segment *place = entry->is_paged ? NULL : stream_topic_find(topic, entry->after);
+    struct stream_segment *place = entry->is_paged ? NULL : find_place(topic, entry->after);
     struct stream_subscriber *subscriber = memory_zalloc(sizeof *subscriber);
     assert(place || entry->is_paged);
     subscriber->message.on_message = stream_subscriber_arrive;
@@ -221,7 +219,7 @@ void stream_topic_admit(struct stream_topic *topic, const struct stream_entry *e
         stream_segment_ref(entry->opening);
     stream_topic_ref(topic);
     topic->subscriber_count++;
-    topic->members[loop_index(entry->ref.loop)]++;
+    topic->locals[loop_index(entry->ref.loop)].members++;
     loop_post(entry->ref.loop, &subscriber->message);
 }
 
@@ -230,7 +228,7 @@ void stream_subscriber_left(struct loop *loop, struct loop_message *message)
     (void)loop;
     struct stream_subscriber *subscriber = (struct stream_subscriber *)message;
     struct stream_topic *topic = subscriber->topic;
-    topic->members[loop_index(subscriber->ref.loop)]--;
+    topic->locals[loop_index(subscriber->ref.loop)].members--;
     if (--topic->subscriber_count == 0 && topic->config.on_idle)
         topic->config.on_idle(topic->config.context);
     free(subscriber);
@@ -242,7 +240,7 @@ void stream_topic_close(struct stream_topic *topic)
     topic->config.on_idle = NULL; /* whose context may go now */
     topic->config.read_page = NULL;
     loop_timer_stop(topic->config.owner, &topic->quiet);
-    tell_loops(topic, true);
+    post_to_loops(topic, true);
     stream_topic_unref(topic);
 }
 
@@ -265,7 +263,7 @@ static void hand_back(struct stream_subscriber *subscriber)
 static void lead_on(struct stream_subscriber *subscriber)
 {
     struct stream_topic *topic = subscriber->topic;
-    struct stream_segment *place = stream_topic_find(topic, subscriber->after);
+    struct stream_segment *place = find_place(topic, subscriber->after);
     if (place) {
         stream_segment_ref(place);
         subscriber->handed_at = place;
@@ -294,7 +292,7 @@ void stream_topic_publish(struct stream_topic *topic, struct stream_segment *seg
     if (topic->config.read_page)
         loop_timer_start(owner, &topic->quiet,
                          loop_now_ns(owner) + topic->config.limits.heartbeat_ms * CLOCK_NS_PER_MS, on_quiet);
-    tell_loops(topic, false);
+    post_to_loops(topic, false);
     struct stream_subscriber *ahead, *next;
     LIST_FOREACH_SAFE(ahead, &topic->ahead, ahead, next) {
         LIST_REMOVE(ahead, ahead);
@@ -308,30 +306,18 @@ void stream_subscriber_ask(struct loop *loop, struct loop_message *message)
     lead_on((struct stream_subscriber *)message);
 }
 
-static void end_reading(struct stream_subscriber *subscriber)
-{
-    if (subscriber->is_gone)
-        stream_subscriber_left(subscriber->topic->config.owner, &subscriber->message);
-    else
-        hand_back(subscriber);
-}
-
 void stream_page_give(struct stream_subscriber *subscriber, struct stream_segment *page)
 {
-    if (!page || subscriber->is_gone) { /* nothing follows that could be read, and yet the chain is further */
+    if (subscriber->is_gone) {
         stream_segment_unref(page);
-        stream_page_refuse(subscriber);
+        stream_subscriber_left(subscriber->topic->config.owner, &subscriber->message);
         return;
     }
     subscriber->handed_opening = page;
-    subscriber->after = page->to;
-    end_reading(subscriber);
-}
-
-void stream_page_refuse(struct stream_subscriber *subscriber)
-{
-    subscriber->handed_refusal = true;
-    end_reading(subscriber);
+    subscriber->handed_refusal = !page;
+    if (page)
+        subscriber->after = page->to;
+    hand_back(subscriber);
 }
 
 void stream_subscriber_gone(struct loop *loop, struct loop_message *message)

@@ -351,7 +351,7 @@ static void read_next_page(void *context, struct stream_subscriber *subscriber, 
     channel->room->refs++;
     if (worker_pool_submit(kernel_workers(rooms->chat->kernel), &page_job->job))
         return;
-    stream_page_refuse(subscriber);
+    stream_page_give(subscriber, NULL);
     room_unref(channel->room);
     free(page_job);
 }
@@ -371,7 +371,7 @@ static void channel_open(struct channel *channel)
                        .heartbeat_ms = settings->stream.heartbeat_ms},
             .greeting = lines->up_to_date,
             .heartbeat = lines->heartbeat,
-            .goodbye = lines->cut_off,
+            .cut_off = lines->cut_off,
             .greets_all = true,
             .read_page = read_next_page,
             .on_admitted = on_follower_admitted,
