@@ -2,9 +2,11 @@
 #include "app/admin.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/memory.h"
 
 enum { LIST_MAX = 100, CHANGE_MAX = 100000, STATEMENT_MS = 60000 };
 
@@ -62,18 +64,19 @@ static int read_call(int argc, char **argv, struct admin *admin)
     return OPTIONS_RUN;
 }
 
-static void count_target(struct admin *admin, const struct db_target *target)
+void admin_add_target(struct admin *admin, const struct db_target *target, const struct module *module)
 {
-    (void)target;
-    admin->target_count++;
+    if (admin->only_database && strcmp(target->name, admin->only_database) != 0)
+        return;
+    admin->targets = memory_realloc_array(admin->targets, admin->target_count + 1, sizeof *admin->targets);
+    admin->targets[admin->target_count++] = (struct admin_target){*target, module};
 }
 
-static void run_target(struct admin *admin, const struct db_target *target)
+static bool run_target(struct admin *admin, const struct db_target *target)
 {
     struct error error = {0};
     struct db_pool *pool = NULL;
     struct db_conn *conn = NULL;
-    admin->database = target->name;
     admin->deadline_ns = clock_deadline_ms(STATEMENT_MS);
     enum status status = db_pool_create(target, &pool, &error);
     if (status == STATUS_OK)
@@ -83,9 +86,9 @@ static void run_target(struct admin *admin, const struct db_target *target)
     if (status != STATUS_OK)
         (void)app_fail(admin->name, "database %s%s%s: %s", target->name, pool ? " at " : "",
                        pool ? db_pool_address(pool) : "", error.message);
-    admin->has_failed |= status != STATUS_OK;
     db_release(conn);
     db_pool_destroy(pool);
+    return status == STATUS_OK;
 }
 
 int admin_main(int argc, char **argv, struct admin *admin, const struct admin_command *command)
@@ -97,17 +100,20 @@ int admin_main(int argc, char **argv, struct admin *admin, const struct admin_co
     struct config *config = app_config_load(admin->config_path);
     if (!config)
         return 1;
-    command->each_target(admin, config, count_target);
-    if (admin->target_count == 0) {
+    command->find_targets(admin, config);
+    exit_status = 0;
+    if (admin->target_count == 0)
         exit_status = app_misuse(admin->name, "there is no database \"%s\" with these rows in %s",
                                  admin->only_database ? admin->only_database : "store",
                                  app_config_path(admin->config_path));
-    } else if (admin->target_count > 1 && admin->action->done) {
+    else if (admin->target_count > 1 && admin->action->done)
         exit_status = app_misuse(admin->name, "the table is in several databases: name one by --database");
-    } else {
-        command->each_target(admin, config, run_target);
-        exit_status = admin->has_failed ? 1 : 0;
+    for (size_t i = 0; i < admin->target_count && exit_status != OPTIONS_WRONG; i++) {
+        admin->target = &admin->targets[i];
+        if (!run_target(admin, &admin->target->target))
+            exit_status = 1;
     }
+    free(admin->targets);
     config_free(config);
     return exit_status;
 }

@@ -10,12 +10,12 @@
 
 struct admin;
 typedef enum status admin_action_fn(struct admin *admin, struct db_conn *conn, struct error *error);
-typedef void admin_target_fn(struct admin *admin, const struct db_target *target);
 
 struct admin_action {
     const char *name;     /* NULL ends a table */
     const char *done;     /* what happened to the rows, for the result; NULL = they are only shown */
     admin_action_fn *run; /* one database */
+    int change;           /* which, for `run` */
 };
 
 struct admin_command {
@@ -25,8 +25,8 @@ struct admin_command {
     const char *choose; /* the ways to choose rows, for a change that names none: "IDs, or --all" */
     /* The first mistake in the call, NULL = none; sets is_narrowed. */
     const char *(*check)(struct admin *admin);
-    /* Calls fn for each database that the call is about. */
-    void (*each_target)(struct admin *admin, struct config *config, admin_target_fn *fn);
+    void (*find_targets)(struct admin *admin,
+                         struct config *config); /* admin_add_target() for each database */
 };
 
 struct admin {
@@ -39,16 +39,21 @@ struct admin {
     const struct admin_action *action;
     char name[64]; /* "outbox retry", for messages */
     struct option_words ids;
-    bool is_narrowed;     /* some rows are chosen, so that --all is a mistake */
-    const char *database; /* the one at hand */
-    int64_t deadline_ns;  /* of the statement at hand */
+    bool is_narrowed;           /* some rows are chosen, so that --all is a mistake */
+    const struct admin_target { /* the one at hand */
+        struct db_target target;
+        const struct module *module;
+    } * target;
+    int64_t deadline_ns; /* of the statement at hand */
 
     /* its own */
+    struct admin_target *targets;
     size_t target_count;
-    bool has_failed;
 };
 
 int admin_main(int argc, char **argv, struct admin *admin, const struct admin_command *command);
+/* A database that the call is about, unless --database names another; the configuration's texts stay. */
+void admin_add_target(struct admin *admin, const struct db_target *target, const struct module *module);
 /* After a list of `count` rows: where --limit cut it, this is printed. */
 void admin_note_limit(const struct admin *admin, size_t count);
 /* A column as text, `missing` where it is null. */

@@ -35,15 +35,17 @@ static enum status explain(struct db_conn *conn, enum status status, struct erro
 
 static enum status list_letters(struct admin *admin, struct db_conn *conn, struct error *error)
 {
+    enum { COLUMNS = 9 };
+    static const char *const names[COLUMNS] = {"id",   "kind",       "status", "tenant", "event",
+                                               "type", "deliveries", "age",    "reason"};
     struct db_result *rows = NULL;
     enum status status =
         notification_dlq_list(conn, &command_of(admin)->selection, admin->deadline_ns, &rows, error);
     size_t count = status == STATUS_OK ? db_result_rows(rows) : 0;
     for (size_t i = 0; i < count; i++)
-        printf("id=%s kind=%s status=%s tenant=%s event=%s type=%s deliveries=%s age=%ss reason=%s\n",
-               admin_text(rows, i, 0, "-"), admin_text(rows, i, 1, "-"), admin_text(rows, i, 2, "-"),
-               admin_text(rows, i, 3, "-"), admin_text(rows, i, 4, "-"), admin_text(rows, i, 5, "-"),
-               admin_text(rows, i, 6, "-"), admin_text(rows, i, 7, "-"), admin_text(rows, i, 8, "-"));
+        for (unsigned column = 0; column < COLUMNS; column++)
+            printf("%s=%s%s", names[column], admin_text(rows, i, column, "-"),
+                   column == COLUMNS - 1 ? "\n" : " ");
     if (status == STATUS_OK)
         admin_note_limit(admin, count);
     db_result_free(rows);
@@ -67,7 +69,6 @@ static enum status show_letter(struct admin *admin, struct db_conn *conn, struct
 static enum status change_letters(struct admin *admin, struct db_conn *conn, struct error *error)
 {
     const struct dlq_command *command = command_of(admin);
-    bool is_requeue = strcmp(admin->action->name, "requeue") == 0;
     char actor[512], memory[4096], host[128] = "";
     struct passwd entry, *found = NULL; /* the user as the system knows it; $USER may be anything */
     int64_t messages = 0, deliveries = 0;
@@ -77,9 +78,8 @@ static enum status change_letters(struct admin *admin, struct db_conn *conn, str
     else
         snprintf(actor, sizeof actor, "uid %u@%s", (unsigned)getuid(), host);
     enum status status = notification_dlq_change(
-        conn, is_requeue ? NOTIFICATION_DLQ_REQUEUE : NOTIFICATION_DLQ_DISCARD, &command->selection,
-        str_from(actor), str_from(command->note ? command->note : ""), admin->deadline_ns, &messages,
-        &deliveries, error);
+        conn, (enum notification_dlq_action)admin->action->change, &command->selection, str_from(actor),
+        str_from(command->note ? command->note : ""), admin->deadline_ns, &messages, &deliveries, error);
     if (status != STATUS_OK)
         return explain(conn, status, error);
     log_info("dlq_changed_by_hand", LOG_CSTR("action", admin->action->name), LOG_INT("messages", messages),
@@ -93,11 +93,11 @@ static enum status change_letters(struct admin *admin, struct db_conn *conn, str
     return STATUS_OK;
 }
 
-static void each_dlq_database(struct admin *admin, struct config *config, admin_target_fn *fn)
+static void find_dlq_targets(struct admin *admin, struct config *config)
 {
     struct db_target store;
     if (kernel_store_find(config, app_modules, &store))
-        fn(admin, &store);
+        admin_add_target(admin, &store, NULL);
 }
 
 /* ---- the call ---- */
@@ -145,10 +145,10 @@ int app_dlq(int argc, char **argv)
 {
     struct dlq_command command = {.status = "dead"};
     static const struct admin_action actions[] = {
-        {"list", NULL, list_letters},
-        {"show", NULL, show_letter},
-        {"requeue", "sent again", change_letters},
-        {"discard", "given up for good", change_letters},
+        {.name = "list", .run = list_letters},
+        {.name = "show", .run = show_letter},
+        {"requeue", "sent again", change_letters, NOTIFICATION_DLQ_REQUEUE},
+        {"discard", "given up for good", change_letters, NOTIFICATION_DLQ_DISCARD},
         {.name = NULL},
     };
     const struct option_row rows[] = {
@@ -174,7 +174,7 @@ int app_dlq(int argc, char **argv)
             .rows = rows,
             .choose = "IDs, --reason, --kind, --tenant, or --all",
             .check = check_dlq,
-            .each_target = each_dlq_database,
+            .find_targets = find_dlq_targets,
         });
     buf_deinit(&command.messages);
     buf_deinit(&command.deliveries);

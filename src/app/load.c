@@ -28,7 +28,7 @@ struct plan { /* the result of the first pass */
     struct hash128 content;
     struct hash128 *hashes; /* of each chunk's items */
     size_t chunk_count, capacity;
-    char snapshot_id[UUID_TEXT_BYTES];
+    struct uuid snapshot_id;
 };
 
 struct chunk {
@@ -114,30 +114,18 @@ static enum status make_plan(struct load *load, struct error *error)
 
 /* ---- ids ---- */
 
-/* Version 8 of RFC 9562: custom. */
-static void format_id(struct hash128 hash, char out[UUID_TEXT_BYTES])
-{
-    struct uuid uuid;
-    for (unsigned i = 0; i < 8; i++) {
-        uuid.bytes[i] = (uint8_t)(hash.high >> (56 - 8 * i));
-        uuid.bytes[8 + i] = (uint8_t)(hash.low >> (56 - 8 * i));
-    }
-    uuid.bytes[6] = (uint8_t)((uuid.bytes[6] & 0x0F) | 0x80);
-    uuid.bytes[8] = (uint8_t)((uuid.bytes[8] & 0x3F) | 0x80);
-    uuid_format(&uuid, out);
-}
-
 /* The ids of the `generation`th time that this very content is loaded. */
 static void plan_identify(struct plan *plan, uint64_t generation)
 {
+    static const struct uuid space = {.bytes = "freshet load ids"}; /* 16 bytes */
     char content[HASH128_HEX_BYTES], revision[24] = "-";
     struct buf text = {0};
     hash128_hex(plan->content, content);
     if (plan->revision != INT64_MIN)
         snprintf(revision, sizeof revision, "%lld", (long long)plan->revision);
-    buf_printf(&text, "%.*s %.*s %s %zu %llu", STR_ARG(plan->tenant), STR_ARG(plan->code), revision,
-               plan->chunk_count, (unsigned long long)generation);
-    format_id(hash_item(str_from(content), buf_str(&text)), plan->snapshot_id);
+    buf_printf(&text, "%s %.*s %.*s %s %zu %llu", content, STR_ARG(plan->tenant), STR_ARG(plan->code),
+               revision, plan->chunk_count, (unsigned long long)generation);
+    plan->snapshot_id = uuid_named(&space, buf_str(&text));
     buf_deinit(&text);
 }
 
@@ -145,7 +133,8 @@ static void plan_event_id(const struct plan *plan, size_t index, char out[UUID_T
 {
     char number[24];
     snprintf(number, sizeof number, "%zu", index);
-    format_id(hash_item(str_from(plan->snapshot_id), str_from(number)), out);
+    struct uuid id = uuid_named(&plan->snapshot_id, str_from(number));
+    uuid_format(&id, out);
 }
 
 /* ---- sending: the second pass ---- */
@@ -164,6 +153,7 @@ static bool take_chunk(struct sender *sender, struct chunk *chunk, char event_id
                        struct buf *json)
 {
     const struct plan *plan = &sender->load->plan;
+    char snapshot_id[UUID_TEXT_BYTES];
     bool has_chunk = false;
     if (sender->status != STATUS_OK)
         return false;
@@ -179,12 +169,13 @@ static bool take_chunk(struct sender *sender, struct chunk *chunk, char event_id
     if (sender->status != STATUS_OK || !has_chunk)
         return false;
     plan_event_id(plan, chunk->index, event_id);
+    uuid_format(&plan->snapshot_id, snapshot_id);
     buf_clear(json);
     buf_put_char(json, '{');
     json_put_member_str(json, "eventId", str_from(event_id));
     json_put_member_str(json, "dictCode", plan->code);
     json_put_member_str(json, "eventType", STR("SNAPSHOT"));
-    json_put_member_str(json, "snapshotId", str_from(plan->snapshot_id));
+    json_put_member_str(json, "snapshotId", str_from(snapshot_id));
     json_put_member_i64(json, "chunkIndex", (int64_t)chunk->index + 1);
     json_put_member_i64(json, "chunksTotal", (int64_t)plan->chunk_count);
     if (plan->revision != INT64_MIN)
@@ -264,21 +255,20 @@ static enum status send_all(struct load *load, struct error *error)
 static bool is_current(struct load *load, int64_t version)
 {
     char wanted[24];
-    struct json_value answer, number;
+    struct json_value answer;
     struct buf body;
-    int64_t now = -1;
+    int64_t now;
     struct pod_call call = load->client.call;
     snprintf(wanted, sizeof wanted, "%lld", (long long)version);
     call.patience_ms = 0;
     call.code = load->plan.code;
     call.rest = STR("/version");
     call.min_version = str_from(wanted);
-    if (pod_get(&call, &body, NULL) == STATUS_OK &&
-        json_parse(buf_str(&body), JSON_DEPTH_MAX, &answer, NULL) == STATUS_OK &&
-        json_get(&answer, STR("version"), &number) && !json_to_i64(&number, &now))
-        now = -1;
+    bool is_known = pod_get(&call, &body, NULL) == STATUS_OK &&
+                    json_parse(buf_str(&body), JSON_DEPTH_MAX, &answer, NULL) == STATUS_OK &&
+                    json_get_i64(&answer, STR("version"), &now);
     buf_deinit(&body);
-    return now == version;
+    return is_known && now == version;
 }
 
 /* The same content may be loaded several times, as generations with ids of their own. Finds the first that is not decided yet:

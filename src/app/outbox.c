@@ -18,7 +18,6 @@ struct outbox_command {
     const char *state_name, *table_name, *aggregate, *since, *first, *last;
     enum outbox_state state;
     const struct outbox_table *table; /* NULL = all; for changes never */
-    const struct module *module;      /* whose database is at hand */
     struct outbox_selection selection;
     struct buf ids_text, mistake;
     char since_text[CLOCK_RFC3339_BYTES];
@@ -61,7 +60,8 @@ static enum status list_outboxes(struct admin *admin, struct db_conn *conn, stru
 {
     struct outbox_command *command = command_of(admin);
     enum status status = STATUS_OK;
-    for (const struct outbox_table *const *at = command->module->outboxes; *at && status == STATUS_OK; at++) {
+    for (const struct outbox_table *const *at = admin->target->module->outboxes; *at && status == STATUS_OK;
+         at++) {
         struct db_result *rows = NULL;
         if (command->table ? command->table != *at : !ids_fit(*at, &admin->ids))
             continue;
@@ -71,10 +71,10 @@ static enum status list_outboxes(struct admin *admin, struct db_conn *conn, stru
         for (size_t i = 0; i < count; i++) {
             const char *last_error = admin_text(rows, i, 7, "");
             printf("%s %s id=%s of=%s seq=%s type=%s state=%s attempts=%s claims=%s age=%ss%s%s\n",
-                   admin->database, (*at)->name, admin_text(rows, i, 0, ""), admin_text(rows, i, 1, ""),
-                   admin_text(rows, i, 2, ""), admin_text(rows, i, 3, ""), command->state_name,
-                   admin_text(rows, i, 4, ""), admin_text(rows, i, 5, ""), admin_text(rows, i, 6, ""),
-                   *last_error ? " error=" : "", last_error);
+                   admin->target->target.name, (*at)->name, admin_text(rows, i, 0, ""),
+                   admin_text(rows, i, 1, ""), admin_text(rows, i, 2, ""), admin_text(rows, i, 3, ""),
+                   command->state_name, admin_text(rows, i, 4, ""), admin_text(rows, i, 5, ""),
+                   admin_text(rows, i, 6, ""), *last_error ? " error=" : "", last_error);
         }
         if (status == STATUS_OK)
             admin_note_limit(admin, count);
@@ -88,24 +88,18 @@ static enum status list_outboxes(struct admin *admin, struct db_conn *conn, stru
 
 static enum status change_outbox(struct admin *admin, struct db_conn *conn, struct error *error)
 {
-    static const char *const names[] = {[OUTBOX_CHANGE_RETRY] = "retry",
-                                        [OUTBOX_CHANGE_DISCARD] = "discard",
-                                        [OUTBOX_CHANGE_REPUBLISH] = "republish",
-                                        [OUTBOX_CHANGE_UNLOCK] = "unlock"};
     struct outbox_command *command = command_of(admin);
     const char *user = getenv("USER");
     int64_t count = 0;
-    enum outbox_change change = OUTBOX_CHANGE_RETRY;
-    while (strcmp(names[change], admin->action->name) != 0)
-        change++;
-    enum status status =
-        outbox_change(conn, command->table, change, &command->selection, admin->deadline_ns, &count, error);
+    enum status status = outbox_change(conn, command->table, (enum outbox_change)admin->action->change,
+                                       &command->selection, admin->deadline_ns, &count, error);
     if (status != STATUS_OK)
         return status;
     log_info("outbox_changed_by_hand", LOG_CSTR("action", admin->action->name),
-             LOG_CSTR("database", admin->database), LOG_CSTR("table", command->table->name),
+             LOG_CSTR("database", admin->target->target.name), LOG_CSTR("table", command->table->name),
              LOG_INT("events", count), LOG_CSTR("user", user ? user : ""), LOG_INT("uid", getuid()));
-    printf("%s %s: %lld %s\n", admin->database, command->table->name, (long long)count, admin->action->done);
+    printf("%s %s: %lld %s\n", admin->target->target.name, command->table->name, (long long)count,
+           admin->action->done);
     if (count < (int64_t)admin->ids.count)
         return error_set(error, STATUS_NOT_FOUND,
                          "%lld of the events named do not exist, or are in another state",
@@ -114,33 +108,31 @@ static enum status change_outbox(struct admin *admin, struct db_conn *conn, stru
 }
 
 struct target_walk {
-    struct outbox_command *command;
-    admin_target_fn *fn;
+    struct admin *admin;
+    const struct module *module;
 };
 
-static void take_target(const struct db_target *target, void *arg)
+static void add_module_target(const struct db_target *target, void *arg)
 {
     const struct target_walk *walk = arg;
-    const char *only = walk->command->admin.only_database;
-    if (!only || strcmp(target->name, only) == 0)
-        walk->fn(&walk->command->admin, target);
+    admin_add_target(walk->admin, target, walk->module);
 }
 
-static void each_outbox_database(struct admin *admin, struct config *config, admin_target_fn *fn)
+static void find_outbox_targets(struct admin *admin, struct config *config)
 {
-    struct target_walk walk = {command_of(admin), fn};
+    const struct outbox_table *only = command_of(admin)->table;
     struct db_target store;
     for (const struct module *const *at = app_modules; *at; at++) {
         const struct outbox_table *const *table = (*at)->outboxes;
-        while (table && *table && walk.command->table && walk.command->table != *table)
+        while (table && *table && only && only != *table)
             table++;
         if (!table || !*table)
             continue;
-        walk.command->module = *at;
         if (!(*at)->keeps_store)
-            (*at)->each_database(config, config_section(config, (*at)->section->name), take_target, &walk);
+            (*at)->each_database(config, config_section(config, (*at)->section->name), add_module_target,
+                                 &(struct target_walk){admin, *at});
         else if (kernel_store_find(config, app_modules, &store))
-            take_target(&store, &walk);
+            admin_add_target(admin, &store, *at);
     }
 }
 
@@ -217,11 +209,11 @@ int app_outbox(int argc, char **argv)
 {
     struct outbox_command command = {.state_name = "failed"};
     static const struct admin_action actions[] = {
-        {"list", NULL, list_outboxes},
-        {"retry", "will be tried again", change_outbox},
-        {"discard", "given up for good", change_outbox},
-        {"republish", "will be published again", change_outbox},
-        {"unlock", "freed from their lease", change_outbox},
+        {.name = "list", .run = list_outboxes},
+        {"retry", "will be tried again", change_outbox, OUTBOX_CHANGE_RETRY},
+        {"discard", "given up for good", change_outbox, OUTBOX_CHANGE_DISCARD},
+        {"republish", "will be published again", change_outbox, OUTBOX_CHANGE_REPUBLISH},
+        {"unlock", "freed from their lease", change_outbox, OUTBOX_CHANGE_UNLOCK},
         {.name = NULL},
     };
     const struct option_row rows[] = {
@@ -252,7 +244,7 @@ int app_outbox(int argc, char **argv)
             .rows = rows,
             .choose = "IDs, --from and --to, --of, --since, or --all",
             .check = check_outbox,
-            .each_target = each_outbox_database,
+            .find_targets = find_outbox_targets,
         });
     buf_deinit(&command.ids_text);
     buf_deinit(&command.mistake);

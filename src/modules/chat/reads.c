@@ -33,6 +33,18 @@ static const struct db_statement history_sql = DB_STATEMENT(
     " order by m.sequence");
 enum history_column { LAST, SEQUENCE, MESSAGE };
 
+/* [{…},{…}] */
+static void put_rows(struct buf *body, const struct db_result *rows, unsigned column, size_t count)
+{
+    buf_put_char(body, '[');
+    for (size_t i = 0; i < count; i++) {
+        if (i)
+            buf_put_char(body, ',');
+        buf_put_str(body, db_result_str(rows, i, column));
+    }
+    buf_put_char(body, ']');
+}
+
 static void send_body(struct http_request *request, struct buf *body)
 {
     http_send(request, &(struct http_response){.status = 200, .body = buf_str(body)});
@@ -67,13 +79,8 @@ void chat_get_messages(struct http_request *request)
         size_t count = db_result_is_null(rows, 0, MESSAGE) ? 0 : db_result_rows(rows);
         bool has_more = count && db_result_i64(rows, 0, LAST) > db_result_i64(rows, count - 1, SEQUENCE);
         struct buf body = {0};
-        buf_put_str(&body, STR("{\"messages\":["));
-        for (size_t i = 0; i < count; i++) {
-            if (i)
-                buf_put_char(&body, ',');
-            buf_put_str(&body, db_result_str(rows, i, MESSAGE));
-        }
-        buf_put_char(&body, ']');
+        buf_put_str(&body, STR("{\"messages\":"));
+        put_rows(&body, rows, MESSAGE, count);
         if (has_more)
             json_put_member_str(&body, "next_cursor", db_result_str(rows, count - 1, SEQUENCE));
         else
@@ -182,13 +189,7 @@ static void put_events(struct buf *body, const struct db_result *rows)
     if (count && db_result_is_null(rows, count - 1, EVENT_LINE))
         shown--;
     json_put_key(body, STR("events"));
-    buf_put_char(body, '[');
-    for (size_t i = 0; i < shown; i++) {
-        if (i)
-            buf_put_char(body, ',');
-        buf_put_str(body, db_result_str(rows, i, EVENT_LINE));
-    }
-    buf_put_char(body, ']');
+    put_rows(body, rows, EVENT_LINE, shown);
     json_put_key(body, STR("next_cursor"));
     if (shown && shown < count)
         buf_printf(body, "\"%.*s.%.*s\"", STR_ARG(db_result_str(rows, shown - 1, EVENT_AT)),

@@ -42,20 +42,14 @@ static const struct json_text body_rows[] = {
     {.name = NULL},
 };
 
-struct kind {
-    struct str status, event_type;
-};
-static const struct kind grant = {{"ACTIVE", 6}, {"EntitlementGranted", 18}};
-static const struct kind revoke = {{"REVOKED", 7}, {"EntitlementRevoked", 18}};
-
 void entitlement_change_init(struct entitlement *entitlement)
 {
     entitlement->hydration = entitlement->settings->hydration.policy;
     entitlement->hydration.module = "entitlement";
     if (entitlement->settings->hydration.enabled)
         kernel_hydration_consumes(entitlement->kernel, "item");
-    entitlement->granted = metric_series_get(&entitlement_changes_family, &STR("grant"));
-    entitlement->revoked = metric_series_get(&entitlement_changes_family, &STR("revoke"));
+    (void)metric_series_get(&entitlement_changes_family, &STR("grant")); /* both are shown before a change */
+    (void)metric_series_get(&entitlement_changes_family, &STR("revoke"));
 }
 
 static enum status read_order(const struct http_request *request, struct order *order, struct error *error)
@@ -182,8 +176,9 @@ static void refuse_grant(struct http_request *request, const struct auth_identit
     (void)answer_once(request, who, &refuse_sql, DB_PARAMS(db_int(status_http(why)), db_text(body)));
 }
 
-static void post_change(struct http_request *request, const struct kind *kind)
+void entitlement_post_change(struct http_request *request)
 {
+    bool is_grant = strcmp(request->route->path, ENTITLEMENT_GRANTS_PATH) == 0;
     struct entitlement *entitlement = request->context;
     const struct auth_identity *who = kernel_identity(request);
     struct order *order = request->handler_data, own;
@@ -206,26 +201,18 @@ static void post_change(struct http_request *request, const struct kind *kind)
         trace_start(&trace);
     const struct str *texts = order->texts;
     FAILPOINT("entitlement.before_change");
-    if (!answer_once(request, who, &change_sql,
-                     DB_PARAMS(db_text(who->tenant), db_text(texts[USER_ID]), db_text(texts[SKU]),
-                               db_text(kind->status), db_text(texts[REASON]), db_text(texts[PURCHASE_ID]),
-                               db_text(who->subject), db_uuid(str_from(event_id)),
-                               db_text(entitlement_aggregate_key(who->tenant, texts[USER_ID], texts[SKU],
-                                                                 request->arena)),
-                               db_text(trace_text(&trace, request->arena)))))
+    if (!answer_once(
+            request, who, &change_sql,
+            DB_PARAMS(
+                db_text(who->tenant), db_text(texts[USER_ID]), db_text(texts[SKU]),
+                db_text(is_grant ? STR("ACTIVE") : STR("REVOKED")), db_text(texts[REASON]),
+                db_text(texts[PURCHASE_ID]), db_text(who->subject), db_uuid(str_from(event_id)),
+                db_text(entitlement_aggregate_key(who->tenant, texts[USER_ID], texts[SKU], request->arena)),
+                db_text(trace_text(&trace, request->arena)))))
         return;
     FAILPOINT("entitlement.after_commit");
-    metric_add(kind == &grant ? entitlement->granted : entitlement->revoked, 1);
+    metric_add(metric_series_get(&entitlement_changes_family, is_grant ? &STR("grant") : &STR("revoke")), 1);
     outbox_wake(entitlement->outbox);
-    outbox_log_enqueued(&entitlement_outbox_table, kind->event_type, str_from(event_id));
-}
-
-void entitlement_post_grant(struct http_request *request)
-{
-    post_change(request, &grant);
-}
-
-void entitlement_post_revoke(struct http_request *request)
-{
-    post_change(request, &revoke);
+    outbox_log_enqueued(&entitlement_outbox_table,
+                        is_grant ? STR("EntitlementGranted") : STR("EntitlementRevoked"), str_from(event_id));
 }

@@ -180,10 +180,10 @@ static int64_t audit_step(struct task *task, void *context)
 /* ---- routes and life ---- */
 
 static const struct http_route entitlement_routes[] = {
-    {HTTP_POST, "/v1/entitlements/grants", entitlement_post_grant, HTTP_WORKER, .scope = "entitlement:write",
+    {HTTP_POST, ENTITLEMENT_GRANTS_PATH, entitlement_post_change, HTTP_WORKER, .scope = "entitlement:write",
      .idempotency = HTTP_KEY_SERIALIZE, .key_required = true, .key_stores_failures = true,
      .body_bytes_max = BODY_BYTES_MAX, .prepare = entitlement_sku_prepare},
-    {HTTP_POST, "/v1/entitlements/revokes", entitlement_post_revoke, HTTP_WORKER,
+    {HTTP_POST, "/v1/entitlements/revokes", entitlement_post_change, HTTP_WORKER,
      .scope = "entitlement:write", .idempotency = HTTP_KEY_SERIALIZE, .key_required = true,
      .key_stores_failures = true, .body_bytes_max = BODY_BYTES_MAX},
     {HTTP_GET, "/v1/users/{user_id}/entitlements", entitlement_get_of_user, .kind = HTTP_WORKER},

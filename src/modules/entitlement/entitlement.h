@@ -44,14 +44,13 @@ struct entitlement {
     const struct entitlement_settings *settings; /* as they were at the start */
     struct idempotency_table keys;
     struct hydration_policy hydration; /* of the settings, under this module's name */
-    struct metric_series *granted, *revoked;
     struct outbox *outbox;
 };
 
 /* ---- change.c, read.c ---- */
 void entitlement_change_init(struct entitlement *entitlement);
-void entitlement_post_grant(struct http_request *request);
-void entitlement_post_revoke(struct http_request *request);
+#define ENTITLEMENT_GRANTS_PATH "/v1/entitlements/grants" /* the route of revokes has the same handler */
+void entitlement_post_change(struct http_request *request);
 void entitlement_get_of_user(struct http_request *request);
 http_step_fn entitlement_sku_prepare; /* of the route of grants */
 

@@ -2,12 +2,12 @@
  * scope. */
 #include "base/clock.h"
 #include "base/hex.h"
-#include "base/json.h"
 #include "bus/bus.h"
+#include "kernel/page.h"
 #include "modules/entitlement/entitlement.h"
 #include "outbox/messages.h"
 
-enum { READ_MS = 5000, LIMIT_MAX = 1000, CURSOR_BYTES_MAX = 4096 };
+enum { READ_MS = 5000, CURSOR_BYTES_MAX = 4096 };
 
 /* A row: its sku, its version, and the object that clients see. */
 #define COLUMNS                                                                                 \
@@ -20,87 +20,44 @@ static const struct db_statement list_sql = DB_STATEMENT(
     "SELECT " COLUMNS " FROM entitlement.entitlements e WHERE e.tenant_id = $1 AND e.user_id = $2"
     " AND e.stock_keeping_unit > $3 ORDER BY e.stock_keeping_unit LIMIT $4");
 
-struct page {
-    struct str user, after; /* after: the last sku of the page before */
-    int64_t limit;
-};
-
-/* A row more than the limit means that there is a next page. */
-static void write_page(const struct page *page, const struct db_result *rows, struct arena *arena,
-                       struct buf *out)
-{
-    size_t count = db_result_rows(rows), limit = (size_t)page->limit, shown = count < limit ? count : limit;
-    buf_put_char(out, '{');
-    json_put_member_str(out, "user_id", page->user);
-    json_put_key(out, STR("entitlements"));
-    buf_put_char(out, '[');
-    for (size_t i = 0; i < shown; i++) {
-        if (i)
-            buf_put_char(out, ',');
-        buf_put_str(out, db_result_str(rows, i, ENTITLEMENT));
-    }
-    buf_put_char(out, ']');
-    if (count > limit) {
-        struct str last = db_result_str(rows, limit - 1, SKU);
-        char *cursor = arena_alloc(arena, 2 * last.len);
-        hex_put(cursor, (const uint8_t *)last.ptr, last.len);
-        json_put_member_str(out, "next_cursor", str_of(cursor, 2 * last.len));
-    }
-    buf_put_char(out, '}');
-}
-
 /* A cursor is the last sku of the page before, in hex. */
-static enum status take_page(struct http_request *request, struct page *page, struct error *error)
+static enum status read_cursor(const struct http_request *request, struct str cursor, struct str *after,
+                               struct error *error)
 {
-    static const char *const names[] = {"limit", "cursor", NULL};
-    bool found = false;
-    struct str text;
-    page->limit = LIMIT_MAX;
-    page->after = STR("");
-    enum status status = http_request_query_only(request, names, error);
-    if (status == STATUS_OK)
-        status = http_request_param(request, "user_id", &page->user, error);
-    if (status == STATUS_OK)
-        status = http_request_query_i64(request, "limit", 1, LIMIT_MAX, &page->limit, error);
-    if (status == STATUS_OK)
-        status = http_request_query(request, STR("cursor"), &found, &text, error);
-    if (status != STATUS_OK || !found)
-        return status;
-    char *sku = arena_alloc(request->arena, text.len / 2 + 1);
-    bool is_hex = text.len > 0 && text.len % 2 == 0 && text.len / 2 <= CURSOR_BYTES_MAX &&
-                  hex_get(text.ptr, (uint8_t *)sku, text.len / 2);
-    page->after = str_of(sku, text.len / 2);
-    if (!is_hex || !str_is_utf8(page->after) || memchr(sku, '\0', page->after.len))
-        return error_set_field(error, STATUS_BAD_REQUEST, "cursor",
-                               "cursor must be the next_cursor of an answer");
+    char *sku = arena_alloc(request->arena, cursor.len / 2 + 1);
+    *after = str_of(sku, cursor.len / 2);
+    if (!cursor.len || cursor.len % 2 || after->len > CURSOR_BYTES_MAX ||
+        !hex_get(cursor.ptr, (uint8_t *)sku, after->len) || !str_is_text(*after))
+        return kernel_page_bad_cursor(error);
     return STATUS_OK;
 }
 
 void entitlement_get_of_user(struct http_request *request)
 {
     const struct entitlement *entitlement = request->context;
-    const struct auth_identity *who = kernel_identity(request);
-    struct page page;
+    struct kernel_page page = {
+        .name = "entitlements", .scope = "entitlement:read", .limit = KERNEL_PAGE_LIMIT_MAX};
+    struct str after = STR(""), next = STR_NONE;
     struct error error = {0};
     struct db_result *rows = NULL;
-    enum status status = take_page(request, &page, &error);
-    if (status == STATUS_OK && !str_eq(page.user, who->subject) &&
-        !auth_has_scope(who, STR("entitlement:read")))
-        status = error_set(&error, STATUS_INSUFFICIENT_SCOPE,
-                           "another user's entitlements need the scope entitlement:read");
+    enum status status = kernel_page_read(request, &page, &error);
+    if (status == STATUS_OK && page.has_cursor)
+        status = read_cursor(request, page.cursor, &after, &error);
     if (status == STATUS_OK)
-        status = kernel_store_query(
-            entitlement->kernel, &list_sql,
-            DB_PARAMS(db_text(who->tenant), db_text(page.user), db_text(page.after), db_i64(page.limit + 1)),
-            clock_deadline_ms(READ_MS), &rows, &error);
-    if (status == STATUS_OK) {
-        struct buf body = {0};
-        write_page(&page, rows, request->arena, &body);
-        http_send(request, &(struct http_response){.status = 200, .body = buf_str(&body)});
-        buf_deinit(&body);
-    } else {
-        http_send_error(request, &error);
+        status = kernel_store_query(entitlement->kernel, &list_sql,
+                                    DB_PARAMS(db_text(kernel_identity(request)->tenant), db_text(page.user),
+                                              db_text(after), db_i64(page.limit + 1)),
+                                    clock_deadline_ms(READ_MS), &rows, &error);
+    if (status == STATUS_OK && db_result_rows(rows) > (size_t)page.limit) {
+        struct str last = db_result_str(rows, (size_t)page.limit - 1, SKU);
+        char *hex = arena_alloc(request->arena, 2 * last.len);
+        hex_put(hex, (const uint8_t *)last.ptr, last.len);
+        next = str_of(hex, 2 * last.len);
     }
+    if (status == STATUS_OK)
+        kernel_page_send(request, &page, rows, ENTITLEMENT, next);
+    else
+        http_send_error(request, &error);
     db_result_free(rows);
 }
 

@@ -170,12 +170,13 @@ static enum status read_query(const struct http_request *request, struct hydrati
 }
 
 /* The caller of a token without `sub`: an answer names the caller that it refuses. */
-#define NOBODY "urn:freshet:nobody"
+#define NO_SUBJECT "urn:freshet:nobody"
 
 /* The id of two segments is "first/second": a user's sku, a dictionary's key. */
-static enum status read_request(const struct http_request *request, bool has_two, struct hydration_need *need,
+static enum status read_request(const struct http_request *request, struct hydration_need *need,
                                 struct entity_request *entity, struct error *error)
 {
+    bool has_two = strstr(request->route->path, "{second}");
     const struct hydration_route *module = request->context;
     const struct auth_identity *who = kernel_identity(request);
     struct str second;
@@ -190,7 +191,7 @@ static enum status read_request(const struct http_request *request, bool has_two
         need->entity_id =
             arena_printf(request->arena, "%.*s/%.*s", STR_ARG(need->entity_id), STR_ARG(second));
     need->tenant = who->tenant;
-    need->subject = who->subject.len ? who->subject : STR(NOBODY);
+    need->subject = who->subject.len ? who->subject : STR(NO_SUBJECT);
     need->trace = request->trace;
     entity->entity_type = need->entity_type;
     entity->entity_id = need->entity_id;
@@ -201,7 +202,7 @@ static enum status read_request(const struct http_request *request, bool has_two
     return status == STATUS_OK ? kernel_store_require(module->kernel, error) : status;
 }
 
-static void get_by_id(struct http_request *request, bool has_two)
+static void get_by_id(struct http_request *request)
 {
     const struct hydration_route *module = request->context;
     struct entity_request *entity = arena_zalloc(request->arena, sizeof *entity);
@@ -209,7 +210,7 @@ static void get_by_id(struct http_request *request, bool has_two)
     struct hydration_need need = {0};
     struct error error = {0};
     entity->request = request;
-    if (read_request(request, has_two, &need, entity, &error) != STATUS_OK) {
+    if (read_request(request, &need, entity, &error) != STATUS_OK) {
         http_send_error(request, &error);
         return;
     }
@@ -226,19 +227,9 @@ static void get_by_id(struct http_request *request, bool has_two)
         hydration_waiter_cancel(&entity->waiter);
 }
 
-static void get_entity(struct http_request *request)
-{
-    get_by_id(request, false);
-}
-
-static void get_entity_of_two(struct http_request *request)
-{
-    get_by_id(request, true);
-}
-
 static const struct http_route hydration_routes[] = {
-    {HTTP_GET, "/v1/hydration/{entity_type}/{entity_id}", get_entity, .kind = HTTP_HOT},
-    {HTTP_GET, "/v1/hydration/{entity_type}/{first}/{second}", get_entity_of_two, .kind = HTTP_HOT},
+    {HTTP_GET, "/v1/hydration/{entity_type}/{entity_id}", get_by_id, .kind = HTTP_HOT},
+    {HTTP_GET, "/v1/hydration/{entity_type}/{first}/{second}", get_by_id, .kind = HTTP_HOT},
     {.handler = NULL},
 };
 
@@ -276,6 +267,7 @@ static void each_hydration_topic(const void *section, void (*fn)(const struct ke
 
 /* ---- life ---- */
 
+/* A misspelt type would show much later, as a type without an owner. */
 static enum status check_types(const struct config *config, const struct setting_strings *types,
                                struct setting_place place, const char *field, struct error *error)
 {
@@ -288,7 +280,6 @@ static enum status check_types(const struct config *config, const struct setting
     return STATUS_OK;
 }
 
-/* A misspelt type would show much later, as a type without an owner. */
 static enum status check_hydration(const struct config *config, const void *section, struct error *error)
 {
     const struct hydration_settings *settings = section;

@@ -13,7 +13,7 @@
     " AND ($2::text IS NULL OR $2 = 'delivery')"                                      \
     " AND ($3::text IS NULL OR position($3 IN coalesce(d.last_error, '')) > 0)"       \
     " AND ($4::text IS NULL OR d.tenant_id = $4) AND ($5::text IS NULL OR d.status = $5)"
-#define AGE "greatest(0, extract(epoch FROM now() - d.created_at))::bigint"
+#define AGE "greatest(0, extract(epoch FROM now() - d.created_at))::bigint || 's'"
 
 /* ---- reading ---- */
 

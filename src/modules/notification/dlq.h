@@ -15,7 +15,7 @@ struct notification_dlq_selection { /* all conditions hold; ptr NULL = any */
     int64_t rows_max;
 };
 
-/* Rows: id, kind, status, tenant, event id, event type, deliveries, age in seconds, reason. Oldest first. */
+/* Rows: id, kind, status, tenant, event id, event type, deliveries, age ("90s"), reason. Oldest first. */
 enum status notification_dlq_list(struct db_conn *conn, const struct notification_dlq_selection *selection,
                                   int64_t deadline_ns, struct db_result **rows,
                                   struct error *error) MUST_CHECK;
