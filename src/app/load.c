@@ -13,6 +13,7 @@
 
 #include "app/commands.h"
 #include "app/updates.h"
+#include "auth/digest.h"
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/json.h"
@@ -125,7 +126,7 @@ static void plan_identify(struct plan *plan, uint64_t generation)
         snprintf(revision, sizeof revision, "%lld", (long long)plan->revision);
     buf_printf(&text, "%s %.*s %.*s %s %zu %llu", content, STR_ARG(plan->tenant), STR_ARG(plan->code),
                revision, plan->chunk_count, (unsigned long long)generation);
-    plan->snapshot_id = uuid_named(&space, buf_str(&text));
+    plan->snapshot_id = auth_uuid_named(&space, buf_str(&text));
     buf_deinit(&text);
 }
 
@@ -133,7 +134,7 @@ static void plan_event_id(const struct plan *plan, size_t index, char out[UUID_T
 {
     char number[24];
     snprintf(number, sizeof number, "%zu", index);
-    struct uuid id = uuid_named(&plan->snapshot_id, str_from(number));
+    struct uuid id = auth_uuid_named(&plan->snapshot_id, str_from(number));
     uuid_format(&id, out);
 }
 
