@@ -118,45 +118,42 @@ static natsStatus ensure_stream(struct nats *nats, enum nats_advisory_kind kind,
     return status;
 }
 
-static void ensure_kind(struct nats *nats, enum nats_advisory_kind kind)
-{
-    const char *named =
-        kind == ADVISORY_MAX_DELIVERIES ? nats->config.advisory_stream : nats->config.terminated_stream;
-    const char *stream = named ? named : DEFAULT_STREAM;
-    jsErrCode code = 0;
-    natsStatus status = ensure_stream(nats, kind, stream, &code);
-
-    if (code == JSStreamSubjectOverlapErr && strcmp(stream, DEFAULT_STREAM) != 0) {
-        stream = DEFAULT_STREAM;
-        status = ensure_stream(nats, kind, stream, &code);
-    }
-    bool is_logged = nats->advisory_stream_failed[kind];
-    nats->advisory_stream_failed[kind] = status != NATS_OK;
-    if (status != NATS_OK && !is_logged)
-        log_warn("nats_advisories_not_kept", LOG_CSTR("kind", kind_names[kind]), LOG_CSTR("stream", stream),
-                 LOG_CSTR("error", nats_GetLastError(NULL)), LOG_INT("code", code));
-    if (status != NATS_OK || strcmp(nats->advisory_streams[kind], stream) == 0)
-        return;
-    if (named && strcmp(named, stream) != 0)
-        log_warn("nats_advisories_elsewhere", LOG_CSTR("stream", stream), LOG_CSTR("not", named));
-    snprintf(nats->advisory_streams[kind], sizeof nats->advisory_streams[kind], "%s", stream);
-    pthread_mutex_lock(&nats->lock);
-    for (size_t i = 0; i < nats->reader_count; i++)
-        nats->readers[i]->needs_check |= is_watched(nats->readers[i]); /* its watches can be created now */
-    pthread_mutex_unlock(&nats->lock);
-}
-
 /* Two processes that add their subjects to a named stream at the same time both write the whole list: the subjects of the first
  * are lost, and added again by the next call. The default stream has one subject for all. */
 void bus_nats_advisory_streams_ensure(struct nats *nats)
 {
-    bool is_any_watched = false;
+    const char *const names[] = {nats->config.advisory_stream, nats->config.terminated_stream};
+    bool is_any_watched = false, is_new = false;
 
     for (size_t i = 0; i < nats->reader_count; i++)
         is_any_watched |= is_watched(nats->readers[i]);
-    for (enum nats_advisory_kind kind = 0; kind < ADVISORY_KINDS && is_any_watched; kind++)
-        if (strcmp(nats->advisory_streams[kind], DEFAULT_STREAM) != 0)
-            ensure_kind(nats, kind);
+    for (enum nats_advisory_kind kind = 0; kind < ADVISORY_KINDS && is_any_watched; kind++) {
+        const char *stream = names[kind] ? names[kind] : DEFAULT_STREAM;
+        char *used = nats->advisory_streams[kind];
+        jsErrCode code = 0;
+        if (strcmp(used, DEFAULT_STREAM) == 0)
+            continue;
+        natsStatus status = ensure_stream(nats, kind, stream, &code);
+        if (code == JSStreamSubjectOverlapErr && strcmp(stream, DEFAULT_STREAM) != 0) {
+            stream = DEFAULT_STREAM;
+            status = ensure_stream(nats, kind, stream, &code);
+        }
+        if (status != NATS_OK && !nats->advisory_stream_failed[kind])
+            log_warn("nats_advisories_not_kept", LOG_CSTR("kind", kind_names[kind]),
+                     LOG_CSTR("stream", stream), LOG_CSTR("error", nats_GetLastError(NULL)),
+                     LOG_INT("code", code));
+        nats->advisory_stream_failed[kind] = status != NATS_OK;
+        if (status != NATS_OK || strcmp(used, stream) == 0)
+            continue;
+        if (names[kind] && strcmp(names[kind], stream) != 0)
+            log_warn("nats_advisories_elsewhere", LOG_CSTR("stream", stream), LOG_CSTR("not", names[kind]));
+        snprintf(used, sizeof nats->advisory_streams[kind], "%s", stream);
+        is_new = true;
+    }
+    pthread_mutex_lock(&nats->lock);
+    for (size_t i = 0; i < nats->reader_count && is_new; i++)
+        nats->readers[i]->needs_check |= is_watched(nats->readers[i]); /* its watches can be created now */
+    pthread_mutex_unlock(&nats->lock);
 }
 
 /* ---- their consumers ---- */
@@ -367,30 +364,14 @@ static bool store_dead_letter(struct nats_partition *partition, const struct nat
     return true;
 }
 
-/* The first message was returned to the server and is overdue. When the server counts no more messages as sent and not
- * acknowledged than are here, it does not know this one any more. */
-static void check_overdue_head(struct nats_partition *partition)
+/* At last the first message, if it was returned to the server and is overdue: when the server counts no more messages as sent and
+ * not acknowledged than are here, it does not know this one any more. */
+void bus_nats_advisories_settle(struct nats_partition *partition)
 {
     struct nats *nats = partition->reader->nats;
     jsConsumerInfo *info = NULL;
     int64_t here = 0;
 
-    if (!is_head_overdue(partition, clock_mono_ns()))
-        return;
-    const struct nats_advisory advisory = {.sequence = partition->items[0].sequence,
-                                           .deliveries = (int64_t)partition->items[0].delivered,
-                                           .sent_us = INT64_MAX};
-    const struct nats_pull pull = partition->pull; /* the upkeep may change it meanwhile */
-    for (size_t i = 0; i < partition->count; i++)
-        here += partition->items[i].message != NULL;
-    partition->overdue_ns = bus_nats_overdue_ns(nats, 0);
-    if (bus_nats_pull_info(&pull, &info) == NATS_OK && info->NumAckPending <= here)
-        store_dead_letter(partition, &advisory);
-    jsConsumerInfo_Destroy(info);
-}
-
-void bus_nats_advisories_settle(struct nats_partition *partition)
-{
     for (size_t i = 0; i < partition->advisory_count; i++) {
         const struct nats_advisory advisory = partition->advisories[i]; /* others may arrive meanwhile */
         struct nats_item *item = bus_nats_partition_find(partition, advisory.sequence);
@@ -400,9 +381,20 @@ void bus_nats_advisories_settle(struct nats_partition *partition)
         for (size_t at = 0; at < NATS_DEAD_KEPT && !has_letter; at++)
             has_letter = partition->dead_sequences[at] == advisory.sequence;
         if (!is_here && (has_letter || store_dead_letter(partition, &advisory)))
-            bus_nats_reply(partition->reader->nats, advisory.message, "+ACK");
+            bus_nats_reply(nats, advisory.message, "+ACK");
         natsMsg_Destroy(advisory.message);
     }
     partition->advisory_count = 0;
-    check_overdue_head(partition);
+    if (!is_head_overdue(partition, clock_mono_ns()))
+        return;
+    const struct nats_advisory overdue = {.sequence = partition->items[0].sequence,
+                                          .deliveries = (int64_t)partition->items[0].delivered,
+                                          .sent_us = INT64_MAX};
+    const struct nats_pull pull = partition->pull; /* the upkeep may change it meanwhile */
+    for (size_t i = 0; i < partition->count; i++)
+        here += partition->items[i].message != NULL;
+    partition->overdue_ns = bus_nats_overdue_ns(nats, 0);
+    if (bus_nats_pull_info(&pull, &info) == NATS_OK && info->NumAckPending <= here)
+        store_dead_letter(partition, &overdue);
+    jsConsumerInfo_Destroy(info);
 }

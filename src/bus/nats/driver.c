@@ -44,25 +44,6 @@ static void nats_subscribe(struct bus *bus, const struct bus_consumer *consumer)
     nats->readers[nats->reader_count++] = reader;
 }
 
-static void free_reader(struct nats_reader *reader)
-{
-    for (unsigned i = 0; i < reader->partition_count; i++) {
-        struct nats_partition *partition = &reader->partitions[i];
-        bus_nats_partition_clear(partition);
-        bus_nats_advisories_drop(partition);
-        natsSubscription_Destroy(partition->pull.inbox);
-        for (int kind = 0; kind < ADVISORY_KINDS; kind++)
-            natsSubscription_Destroy(partition->watches[kind].inbox);
-        free(partition->items);
-        free(partition->delivery.dead);
-    }
-    natsSubscription_Destroy(reader->members_inbox);
-    bus_consumer_deinit(&reader->consumer);
-    free(reader->members);
-    free(reader->partitions);
-    free(reader);
-}
-
 /* ---- the upkeep: the one task that waits for the server's answers about streams, consumers and leases, so that no handler does.
  * It runs every quarter of the wait for acknowledgements, at most every second, and when it is woken. ---- */
 
@@ -259,8 +240,16 @@ static void nats_destroy(struct bus *bus)
     task_destroy(nats->upkeep);
     if (nats->upkeep_thread)
         worker_pool_destroy(nats->upkeep_thread);
-    for (size_t i = 0; i < nats->reader_count; i++)
-        free_reader(nats->readers[i]);
+    for (size_t i = 0; i < nats->reader_count; i++) {
+        struct nats_reader *reader = nats->readers[i];
+        for (unsigned at = 0; at < reader->partition_count; at++)
+            bus_nats_partition_deinit(&reader->partitions[at]);
+        natsSubscription_Destroy(reader->members_inbox);
+        bus_consumer_deinit(&reader->consumer);
+        free(reader->members);
+        free(reader->partitions);
+        free(reader);
+    }
     free(nats->readers);
     bus_nats_listeners_free(nats);
     natsSubscription_Destroy(nats->last_subscription);

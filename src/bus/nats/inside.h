@@ -262,6 +262,7 @@ void bus_nats_pull_end(struct nats_pull *pull, natsMsg *message);
 
 /* partition.c; under the lock */
 void bus_nats_partition_init(struct nats_partition *partition, struct nats_reader *reader, unsigned number);
+void bus_nats_partition_deinit(struct nats_partition *partition);
 void bus_nats_reader_dispatch(struct nats_reader *reader); /* starts jobs */
 void bus_nats_partition_move(struct nats_partition *partition, enum nats_partition_state to);
 struct nats_item *bus_nats_partition_find(struct nats_partition *partition, int64_t sequence);

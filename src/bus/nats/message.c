@@ -13,6 +13,7 @@
 
 #include "base/arena.h"
 #include "base/buf.h"
+#include "base/hex.h"
 #include "base/memory.h"
 #include "bus/nats/inside.h"
 
@@ -29,7 +30,6 @@ enum escape { ESCAPE_NAME, ESCAPE_VALUE, ESCAPE_BYTES };
 
 static void put_escaped(struct buf *out, struct str text, enum escape kind)
 {
-    static const char digits[] = "0123456789ABCDEF";
     bool is_reserved = (text.len >= 5 && str_eq_nocase(str_of(text.ptr, 5), STR("Nats-"))) ||
                        (text.len >= 8 && str_eq_nocase(str_of(text.ptr, 8), STR("Freshet-")));
 
@@ -40,22 +40,11 @@ static void put_escaped(struct buf *out, struct str text, enum escape kind)
         bool is_plain = kind == ESCAPE_NAME    ? is_token && !(i == 0 && is_reserved)
                         : kind == ESCAPE_VALUE ? c >= ' ' && c != 0x7f && c != '%' && !(c == ' ' && is_end)
                                                : c > ' ' && c < 0x7f && c != '%';
-        if (is_plain) {
+        if (is_plain)
             buf_put_char(out, (char)c);
-            continue;
-        }
-        buf_put_char(out, '%');
-        buf_put_char(out, digits[c >> 4]);
-        buf_put_char(out, digits[c & 15]);
+        else
+            buf_printf(out, "%%%02X", c);
     }
-}
-
-static int hex_value(char c)
-{
-    const char *digits = "0123456789abcdef",
-               *at = c ? strchr(digits, c >= 'A' && c <= 'F' ? c | 32 : c) : NULL;
-
-    return at ? (int)(at - digits) : -1;
 }
 
 static struct str unescape(struct arena *arena, const char *text)
@@ -66,8 +55,8 @@ static struct str unescape(struct arena *arena, const char *text)
     if (len == 1 && text[0] == '%')
         len = 0;
     for (size_t i = 0; i < len; i++) {
-        int high = text[i] == '%' ? hex_value(text[i + 1]) : -1;
-        int low = high >= 0 ? hex_value(text[i + 2]) : -1;
+        int high = text[i] == '%' ? hex_digit(text[i + 1]) : -1;
+        int low = high >= 0 ? hex_digit(text[i + 2]) : -1;
         out[to++] = (char)(low >= 0 ? high << 4 | low : text[i]);
         i += low >= 0 ? 2 : 0;
     }
@@ -77,6 +66,7 @@ static struct str unescape(struct arena *arena, const char *text)
 
 /* ---- encode ---- */
 
+/* Name and value are empty afterwards. */
 static natsStatus add_header(natsMsg *message, struct buf *name, struct buf *value, size_t *bytes)
 {
     if (buf_len(value) == 0)
@@ -84,42 +74,16 @@ static natsStatus add_header(natsMsg *message, struct buf *name, struct buf *val
     buf_put_char(name, '\0');
     buf_put_char(value, '\0');
     *bytes += buf_len(name) + buf_len(value) + 4;
-    return natsMsgHeader_Add(message, buf_str(name).ptr, buf_str(value).ptr);
-}
-
-static natsStatus add_headers(natsMsg *out, const struct bus_message *message, size_t *bytes)
-{
-    struct buf name = {0}, value = {0}, order = {0};
-    natsStatus status = NATS_OK;
-
-    if (message->key.ptr) {
-        buf_put_str(&name, STR(KEY_HEADER));
-        put_escaped(&value, message->key, ESCAPE_BYTES);
-        status = add_header(out, &name, &value, bytes);
-    }
-    for (unsigned i = 0; i < message->header_count && status == NATS_OK; i++) {
-        buf_clear(&name);
-        buf_clear(&value);
-        put_escaped(&name, message->headers[i].name, ESCAPE_NAME);
-        put_escaped(&value, message->headers[i].value, ESCAPE_VALUE);
-        if (i > 0)
-            buf_put_char(&order, ',');
-        buf_put_str(&order, buf_str(&name));
-        status = add_header(out, &name, &value, bytes);
-    }
-    buf_clear(&name);
-    buf_put_str(&name, STR(ORDER_HEADER));
-    if (status == NATS_OK && message->header_count > 0)
-        status = add_header(out, &name, &order, bytes);
-    buf_deinit(&name);
-    buf_deinit(&value);
-    buf_deinit(&order);
+    natsStatus status = natsMsgHeader_Add(message, buf_str(name).ptr, buf_str(value).ptr);
+    buf_clear(name);
+    buf_clear(value);
     return status;
 }
 
 natsStatus bus_nats_encode(const struct bus_message *message, const char *subject, const char *id,
                            natsMsg **out, size_t *bytes)
 {
+    struct buf name = {0}, value = {0}, order = {0};
     natsStatus status = natsMsg_Create(out, subject, NULL, message->payload.ptr, (int)message->payload.len);
 
     *bytes = message->payload.len + sizeof "NATS/1.0\r\n\r\n";
@@ -127,7 +91,26 @@ natsStatus bus_nats_encode(const struct bus_message *message, const char *subjec
         *bytes += sizeof ID_HEADER + strlen(id) + 4;
         status = natsMsgHeader_Set(*out, ID_HEADER, id);
     }
-    return status == NATS_OK ? add_headers(*out, message, bytes) : status;
+    if (status == NATS_OK && message->key.ptr) {
+        buf_put_str(&name, STR(KEY_HEADER));
+        put_escaped(&value, message->key, ESCAPE_BYTES);
+        status = add_header(*out, &name, &value, bytes);
+    }
+    for (unsigned i = 0; i < message->header_count && status == NATS_OK; i++) {
+        put_escaped(&name, message->headers[i].name, ESCAPE_NAME);
+        put_escaped(&value, message->headers[i].value, ESCAPE_VALUE);
+        if (i > 0)
+            buf_put_char(&order, ',');
+        buf_put_str(&order, buf_str(&name));
+        status = add_header(*out, &name, &value, bytes);
+    }
+    buf_put_str(&name, STR(ORDER_HEADER));
+    if (status == NATS_OK && message->header_count > 0)
+        status = add_header(*out, &name, &order, bytes);
+    buf_deinit(&name);
+    buf_deinit(&value);
+    buf_deinit(&order);
+    return status;
 }
 
 /* ---- decode ---- */

@@ -439,3 +439,14 @@ void bus_nats_partition_init(struct nats_partition *partition, struct nats_reade
     for (int kind = 0; kind < ADVISORY_KINDS; kind++)
         partition->watches[kind].partition = partition;
 }
+
+void bus_nats_partition_deinit(struct nats_partition *partition)
+{
+    bus_nats_partition_clear(partition);
+    bus_nats_advisories_drop(partition);
+    natsSubscription_Destroy(partition->pull.inbox);
+    for (int kind = 0; kind < ADVISORY_KINDS; kind++)
+        natsSubscription_Destroy(partition->watches[kind].inbox);
+    free(partition->items);
+    free(partition->delivery.dead);
+}

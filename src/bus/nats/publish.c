@@ -319,41 +319,31 @@ static enum status send_all(struct nats_publication *publication, struct error *
     }
 }
 
-static enum status publish_some(struct nats *nats, struct bus_message *messages, size_t count,
-                                int64_t deadline_ns, struct error *error)
-{
-    struct nats_publication publication = {.nats = nats, .deadline_ns = deadline_ns, .count = count};
-    enum status status = STATUS_CANCELLED;
-
-    publication.entries = memory_zalloc(count * sizeof publication.entries[0]);
-    for (size_t i = 0; i < count; i++) {
-        publication.entries[i].message = &messages[i];
-        make_id(nats, messages, i, publication.entries[i].id);
-    }
-    link_keys(&publication);
-    pthread_mutex_lock(&nats->lock);
-    LIST_INSERT_HEAD(&nats->publications, &publication, link);
-    if (nats->is_stopping)
-        error_set(error, status, "stopping");
-    else
-        status = send_all(&publication, error);
-    LIST_REMOVE(&publication, link);
-    pthread_cond_broadcast(&nats->changed);
-    pthread_mutex_unlock(&nats->lock);
-    for (size_t i = 0; i < count && status == STATUS_OK; i++)
-        metric_add(bus_topic_find(&nats->bus, messages[i].topic)->published, 1);
-    free(publication.entries);
-    return status;
-}
-
 enum status bus_nats_publish(struct bus *bus, struct bus_message *messages, size_t count, int64_t deadline_ns,
                              struct error *error)
 {
+    struct nats *nats = (struct nats *)bus;
     enum status status = STATUS_OK;
 
-    for (size_t at = 0, some; at < count && status == STATUS_OK; at += some) {
-        some = count - at < IN_FLIGHT_MAX ? count - at : IN_FLIGHT_MAX;
-        status = publish_some((struct nats *)bus, messages + at, some, deadline_ns, error);
+    for (size_t some; count > 0 && status == STATUS_OK; messages += some, count -= some) {
+        some = count < IN_FLIGHT_MAX ? count : IN_FLIGHT_MAX;
+        struct nats_publication publication = {.nats = nats, .deadline_ns = deadline_ns, .count = some};
+        publication.entries = memory_zalloc(some * sizeof publication.entries[0]);
+        for (size_t i = 0; i < some; i++) {
+            publication.entries[i].message = &messages[i];
+            make_id(nats, messages, i, publication.entries[i].id);
+        }
+        link_keys(&publication);
+        pthread_mutex_lock(&nats->lock);
+        LIST_INSERT_HEAD(&nats->publications, &publication, link);
+        status = nats->is_stopping ? error_set(error, STATUS_CANCELLED, "stopping")
+                                   : send_all(&publication, error);
+        LIST_REMOVE(&publication, link);
+        pthread_cond_broadcast(&nats->changed);
+        pthread_mutex_unlock(&nats->lock);
+        for (size_t i = 0; i < some && status == STATUS_OK; i++)
+            metric_add(bus_topic_find(bus, messages[i].topic)->published, 1);
+        free(publication.entries);
     }
     return status;
 }

@@ -200,22 +200,6 @@ static natsStatus create_stream(struct nats *nats, const struct bus_topic_state 
     return status;
 }
 
-/* A refusal is only logged: the stream works without. */
-static void ensure_window(struct nats *nats, const struct nats_topic *there, const jsStreamConfig *found)
-{
-    jsStreamConfig config = *found;
-
-    config.Duplicates = duplicate_window_ns(there, config.MaxAge);
-    if (!there->window_ns || config.Duplicates == found->Duplicates)
-        return;
-    if (js_UpdateStream(NULL, nats->js, &config, NULL, NULL) == NATS_OK)
-        log_info("nats_stream_updated", LOG_CSTR("stream", there->stream),
-                 LOG_INT("duplicateWindowMs", config.Duplicates / 1000000));
-    else
-        log_warn("nats_stream_not_updated", LOG_CSTR("stream", there->stream),
-                 LOG_CSTR("error", nats_GetLastError(NULL)));
-}
-
 static bool ensure_topic(struct nats *nats, struct bus_topic_state *topic)
 {
     struct nats_topic *there = bus_nats_topic(nats, topic);
@@ -242,8 +226,16 @@ static bool ensure_topic(struct nats *nats, struct bus_topic_state *topic)
         else if (found->SubjectsLen != (int)topic->spec.partitions)
             snprintf(problem, sizeof problem, "topic %s has %d partitions in NATS, not %u", topic->spec.name,
                      found->SubjectsLen, topic->spec.partitions);
-        else
-            ensure_window(nats, there, found);
+        jsStreamConfig config = *found;
+        config.Duplicates = duplicate_window_ns(there, config.MaxAge);
+        if (!problem[0] && there->window_ns && config.Duplicates != found->Duplicates) {
+            if (js_UpdateStream(NULL, nats->js, &config, NULL, NULL) == NATS_OK)
+                log_info("nats_stream_updated", LOG_CSTR("stream", there->stream),
+                         LOG_INT("duplicateWindowMs", config.Duplicates / 1000000));
+            else /* the stream works without */
+                log_warn("nats_stream_not_updated", LOG_CSTR("stream", there->stream),
+                         LOG_CSTR("error", nats_GetLastError(NULL)));
+        }
     }
     jsStreamInfo_Destroy(info);
     pthread_mutex_lock(&nats->lock);
