@@ -33,20 +33,8 @@ static struct metric_family families[FAMILIES] = {
                       .labels = {"topic", "group"}},
 };
 
-static void consumer_attach_metrics(struct bus_consumer *consumer)
-{
-    static const struct str verdicts[] = {
-        [BUS_ACK] = STR("ack"), [BUS_RETRY] = STR("retry"), [BUS_TERM] = STR("term")};
-    struct str labels[] = {consumer->topic->name, str_from(consumer->spec.group), STR_NONE};
-
-    consumer->lag = metric_series_get(&families[LAG], labels);
-    consumer->batch_seconds = metric_series_get(&families[BATCH_SECONDS], labels);
-    consumer->dead_letters = metric_series_get(&families[DEAD_LETTERS], labels);
-    for (int kind = BUS_ACK; kind <= BUS_TERM; kind++) {
-        labels[2] = verdicts[kind];
-        consumer->consumed[kind] = metric_series_get(&families[CONSUMED], labels);
-    }
-}
+static const struct str verdict_names[] = {
+    [BUS_ACK] = STR("ack"), [BUS_RETRY] = STR("retry"), [BUS_TERM] = STR("term")};
 
 /* ---- partitions ---- */
 
@@ -89,23 +77,6 @@ struct bus_topic_state *bus_topic_find(const struct bus *bus, struct str name)
     return NULL;
 }
 
-static enum status check_topic(const struct bus_driver *driver, const struct bus_topic *topic,
-                               struct error *error)
-{
-    struct str name = str_from(topic->name);
-
-    if (!str_is_name(name) || name.len > TOPIC_NAME_BYTES_MAX)
-        return error_set(error, STATUS_CONFIG,
-                         "a topic's name is 1 to %d characters of [A-Za-z0-9._-], not \"%.*s\"",
-                         TOPIC_NAME_BYTES_MAX, STR_ARG(str_utf8_cut(name, 80)));
-    if (topic->partitions == 0 && driver->foreign_topics)
-        return STATUS_OK;
-    if (topic->partitions < 1 || topic->partitions > BUS_PARTITIONS_MAX)
-        return error_set(error, STATUS_CONFIG, "topic %s needs 1 to %d partitions, not %u", topic->name,
-                         BUS_PARTITIONS_MAX, topic->partitions);
-    return STATUS_OK;
-}
-
 static struct bus_topic_state *add_topic(struct bus *bus, const char *name, const struct bus_topic *spec)
 {
     struct bus_topic_state *topic = &bus->topics[bus->topic_count++];
@@ -126,8 +97,17 @@ enum status bus_init(struct bus *bus, const struct bus_driver *driver, const str
     bus->driver = driver;
     bus->topics = memory_zalloc(2 * topic_count * sizeof bus->topics[0]);
     for (size_t i = 0; i < topic_count; i++) {
-        enum status status = check_topic(driver, &topics[i], error);
-        if (status == STATUS_OK && bus_topic_find(bus, str_from(topics[i].name)))
+        struct str name = str_from(topics[i].name);
+        unsigned partitions = topics[i].partitions;
+        enum status status = STATUS_OK;
+        if (!str_is_name(name) || name.len > TOPIC_NAME_BYTES_MAX)
+            status = error_set(error, STATUS_CONFIG,
+                               "a topic's name is 1 to %d characters of [A-Za-z0-9._-], not \"%.*s\"",
+                               TOPIC_NAME_BYTES_MAX, STR_ARG(str_utf8_cut(name, 80)));
+        else if (partitions > BUS_PARTITIONS_MAX || (partitions == 0 && !driver->foreign_topics))
+            status = error_set(error, STATUS_CONFIG, "topic %s needs 1 to %d partitions, not %u",
+                               topics[i].name, BUS_PARTITIONS_MAX, partitions);
+        else if (bus_topic_find(bus, name))
             status = error_set(error, STATUS_CONFIG, "topic %s is defined twice", topics[i].name);
         if (status != STATUS_OK) {
             bus_deinit(bus);
@@ -165,42 +145,34 @@ void bus_deinit(struct bus *bus)
 
 /* ---- publishing ---- */
 
-/* Sets its partition. */
-static enum status check_message(struct bus *bus, struct bus_message *message, struct error *error)
-{
-    const struct bus_topic_state *topic = bus_topic_find(bus, message->topic);
-    size_t bytes = message->key.len + message->payload.len;
-
-    if (!topic)
-        return error_set(error, STATUS_BAD_REQUEST, "unknown topic %.*s",
-                         STR_ARG(str_utf8_cut(message->topic, 64)));
-    if (message->header_count > BUS_HEADERS_MAX)
-        return error_set(error, STATUS_BAD_REQUEST, "a message has at most %d headers", BUS_HEADERS_MAX);
-    for (unsigned i = 0; i < message->header_count; i++) {
-        const struct bus_header *header = &message->headers[i];
-        if (header->name.len == 0 || !str_is_text(header->name) || !str_is_text(header->value))
-            return error_set(error, STATUS_BAD_REQUEST, "a message's headers are UTF-8 text without NUL");
-        bytes += header->name.len + header->value.len;
-    }
-    if (bytes > bus->message_bytes_max)
-        return error_set(error, STATUS_PAYLOAD_TOO_LARGE, "a message of %zu bytes is over the limit of %zu",
-                         bytes, bus->message_bytes_max);
-    unsigned partitions = topic->spec.partitions ? topic->spec.partitions : BUS_PARTITIONS_UNKNOWN;
-    message->partition = message->key.ptr ? bus_partition_of(message->key, partitions)
-                                          : atomic_fetch_add(&bus->turn, 1) % partitions;
-    message->offset = -1;
-    message->created_us = 0;
-    return STATUS_OK;
-}
-
 enum status bus_check_messages(struct bus *bus, struct bus_message *messages, size_t count,
                                struct error *error)
 {
-    enum status status = STATUS_OK;
-
-    for (size_t i = 0; i < count && status == STATUS_OK; i++)
-        status = check_message(bus, &messages[i], error);
-    return status;
+    for (struct bus_message *message = messages; message < messages + count; message++) {
+        const struct bus_topic_state *topic = bus_topic_find(bus, message->topic);
+        size_t bytes = message->key.len + message->payload.len;
+        if (!topic)
+            return error_set(error, STATUS_BAD_REQUEST, "unknown topic %.*s",
+                             STR_ARG(str_utf8_cut(message->topic, 64)));
+        if (message->header_count > BUS_HEADERS_MAX)
+            return error_set(error, STATUS_BAD_REQUEST, "a message has at most %d headers", BUS_HEADERS_MAX);
+        for (unsigned i = 0; i < message->header_count; i++) {
+            const struct bus_header *header = &message->headers[i];
+            if (header->name.len == 0 || !str_is_text(header->name) || !str_is_text(header->value))
+                return error_set(error, STATUS_BAD_REQUEST, "a message's headers are UTF-8 text without NUL");
+            bytes += header->name.len + header->value.len;
+        }
+        if (bytes > bus->message_bytes_max)
+            return error_set(error, STATUS_PAYLOAD_TOO_LARGE,
+                             "a message of %zu bytes is over the limit of %zu", bytes,
+                             bus->message_bytes_max);
+        unsigned partitions = topic->spec.partitions ? topic->spec.partitions : BUS_PARTITIONS_UNKNOWN;
+        message->partition = message->key.ptr ? bus_partition_of(message->key, partitions)
+                                              : atomic_fetch_add(&bus->turn, 1) % partitions;
+        message->offset = -1;
+        message->created_us = 0;
+    }
+    return STATUS_OK;
 }
 
 enum status bus_publish(struct bus *bus, struct bus_message *messages, size_t count, int64_t deadline_ns,
@@ -273,7 +245,14 @@ enum status bus_subscribe(struct bus *bus, const struct bus_subscription *subscr
         spec->parallel = partitions;
     spec->topic = topic->spec.name;
     spec->group = str_dup(str_from(subscription->group));
-    consumer_attach_metrics(&consumer);
+    struct str labels[] = {topic->name, str_from(spec->group), STR_NONE};
+    consumer.lag = metric_series_get(&families[LAG], labels);
+    consumer.batch_seconds = metric_series_get(&families[BATCH_SECONDS], labels);
+    consumer.dead_letters = metric_series_get(&families[DEAD_LETTERS], labels);
+    for (int kind = BUS_ACK; kind <= BUS_TERM; kind++) {
+        labels[2] = verdict_names[kind];
+        consumer.consumed[kind] = metric_series_get(&families[CONSUMED], labels);
+    }
     driver->subscribe(bus, &consumer);
     return STATUS_OK;
 }

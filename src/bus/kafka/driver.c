@@ -117,8 +117,7 @@ static void kafka_destroy(struct bus *bus)
     for (size_t i = 0; i < kafka->reader_count; i++)
         bus_kafka_reader_destroy(kafka->readers[i]);
     free(kafka->readers);
-    if (kafka->pool)
-        db_pool_destroy(kafka->pool);
+    db_pool_destroy(kafka->pool);
     if (kafka->conf)
         rd_kafka_conf_destroy(kafka->conf);
     free((char *)kafka->config.brokers);

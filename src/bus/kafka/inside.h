@@ -21,7 +21,6 @@
 
 #include "bus/bus_inside.h"
 #include "bus/bus_kafka.h"
-#include "bus/delivery.h"
 #include "loop/task.h"
 
 #define KAFKA_ASK_MS 1000       /* one request to a broker, before a retry; a stop may wait so long */
@@ -104,8 +103,7 @@ struct kafka_topic {
     char fault[256];        /* why it cannot be used; "" = it can. Under kafka->lock */
     atomic_uint partitions; /* that it has, once known */
     atomic_bool is_wanted;  /* created by others, and messages are published to it */
-    bool is_missing;        /* a broker reported so; under kafka->lock */
-    bool exists, was_lost;  /* the upkeep's: a broker has it; it was there before */
+    bool exists, was_lost;  /* a broker has it; it was there before. Under kafka->lock */
     bool is_refusal_logged; /* the upkeep's */
 };
 
@@ -136,7 +134,7 @@ struct kafka {
     struct kafka_producer *producer; /* NULL: none yet, or replaced */
     struct kafka_topic *topics;      /* as bus.topics */
     unsigned publishing;             /* callers that have not returned */
-    bool is_up_logged;
+    bool is_up_logged;               /* the upkeep's */
 };
 
 static inline bool kafka_is_ending(const struct kafka *kafka)

@@ -66,6 +66,7 @@ static bool is_any_unknown(struct kafka *kafka)
 
 /* ---- topics that are missing ---- */
 
+/* A broker may have lost it, or have restarted without its data: it is looked for, and one of ours is created again. */
 void bus_kafka_topic_missing(struct kafka *kafka, const char *name)
 {
     struct bus_topic_state *topic = bus_topic_find(&kafka->bus, str_from(name));
@@ -73,23 +74,10 @@ void bus_kafka_topic_missing(struct kafka *kafka, const char *name)
     if (!topic || !is_checked(kafka, topic))
         return;
     pthread_mutex_lock(&kafka->lock);
-    topic_of(kafka, topic)->is_missing = true;
+    topic_of(kafka, topic)->exists = false;
+    topic_of(kafka, topic)->was_lost = true;
+    atomic_store(&topic->known, false);
     bus_kafka_upkeep_wake(kafka);
-    pthread_mutex_unlock(&kafka->lock);
-}
-
-/* A broker may have lost them, or have restarted without its data: they are looked for, and ours are created again. */
-static void forget_missing(struct kafka *kafka)
-{
-    pthread_mutex_lock(&kafka->lock);
-    for (size_t i = 0; i < kafka->bus.topic_count; i++) {
-        struct kafka_topic *there = &kafka->topics[i];
-        if (!there->is_missing)
-            continue;
-        there->is_missing = there->exists = false;
-        there->was_lost = true;
-        atomic_store(&kafka->bus.topics[i].known, false);
-    }
     pthread_mutex_unlock(&kafka->lock);
 }
 
@@ -131,6 +119,7 @@ static void create_topics(struct kafka *kafka, rd_kafka_t *rk)
     size_t batch_bytes = kafka->bus.message_bytes_max + KAFKA_RECORD_BYTES, count = 0;
     char why[128], number[24];
 
+    pthread_mutex_lock(&kafka->lock);
     for (size_t i = 0; i < kafka->bus.topic_count; i++) {
         const struct bus_topic *spec = &kafka->bus.topics[i].spec;
         if (spec->partitions == 0 || !is_unknown(kafka, &kafka->bus.topics[i]) || kafka->topics[i].exists)
@@ -148,6 +137,7 @@ static void create_topics(struct kafka *kafka, rd_kafka_t *rk)
         if (batch_bytes > BATCH_BYTES_DEFAULT)
             rd_kafka_NewTopic_set_config(topic, "max.message.bytes", number);
     }
+    pthread_mutex_unlock(&kafka->lock);
     rd_kafka_AdminOptions_set_request_timeout(options, 5 * KAFKA_ASK_MS, why, sizeof why);
     if (count > 0)
         rd_kafka_CreateTopics(rk, topics, count, options, queue);
@@ -171,11 +161,11 @@ static void set_found(struct kafka *kafka, struct bus_topic_state *topic, int pa
 {
     struct kafka_topic *there = topic_of(kafka, topic);
     int ours = (int)topic->spec.partitions;
+
+    pthread_mutex_lock(&kafka->lock);
     bool is_usable =
         partitions == ours || ours == 0 || !topic->dead || (there->was_lost && partitions > ours);
-
     there->exists = true;
-    pthread_mutex_lock(&kafka->lock);
     bool is_new_fault = !is_usable && !there->fault[0];
     there->fault[0] = '\0';
     if (!is_usable)
@@ -211,19 +201,6 @@ static bool look(struct kafka *kafka, rd_kafka_t *rk)
     return true;
 }
 
-static void set_up(struct kafka *kafka, bool is_up)
-{
-    pthread_mutex_lock(&kafka->lock);
-    bool was_up = atomic_exchange(&kafka->is_up, is_up), is_logged = kafka->is_up_logged;
-    kafka->is_up_logged = true;
-    pthread_cond_broadcast(&kafka->changed);
-    pthread_mutex_unlock(&kafka->lock);
-    if (is_up && !was_up)
-        log_info("kafka_up", LOG_CSTR("brokers", kafka->config.brokers));
-    else if (!is_up && (was_up || !is_logged))
-        log_warn("kafka_down", LOG_CSTR("brokers", kafka->config.brokers));
-}
-
 int64_t bus_kafka_upkeep_step(struct task *task, void *context)
 {
     struct kafka *kafka = context;
@@ -231,10 +208,16 @@ int64_t bus_kafka_upkeep_step(struct task *task, void *context)
     bool is_good = false;
 
     if (producer) {
-        forget_missing(kafka);
         is_good = look(kafka, producer->rk);
-        set_up(kafka, is_good);
-        forget_missing(kafka);
+        pthread_mutex_lock(&kafka->lock);
+        bool was_up = atomic_exchange(&kafka->is_up, is_good), is_first = !kafka->is_up_logged;
+        kafka->is_up_logged = true;
+        pthread_cond_broadcast(&kafka->changed);
+        pthread_mutex_unlock(&kafka->lock);
+        if (is_good && !was_up)
+            log_info("kafka_up", LOG_CSTR("brokers", kafka->config.brokers));
+        else if (!is_good && (was_up || is_first))
+            log_warn("kafka_down", LOG_CSTR("brokers", kafka->config.brokers));
         if (is_good && is_any_unknown(kafka)) {
             create_topics(kafka, producer->rk);
             is_good = look(kafka, producer->rk) && !is_any_unknown(kafka);

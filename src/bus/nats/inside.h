@@ -22,7 +22,6 @@
 #include "base/list.h"
 #include "bus/bus_inside.h"
 #include "bus/bus_nats.h"
-#include "bus/delivery.h"
 #include "loop/task.h"
 
 #define NATS_NAME_BYTES 256

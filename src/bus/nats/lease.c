@@ -4,7 +4,7 @@
  * one holder.
  *
  * A holder that was frozen finds its lease over, by its own clock, before it begins another batch. The batch under way is
- * finished and acknowledged: its effect is in the database, and handlers know an event that was handled by its id (delivery.h).
+ * finished and acknowledged: its effect is in the database, and handlers know an event that was handled by its id (bus_inside.h).
  * A lease is twice as long as the wait for acknowledgements, so the server sends the new holder what the old one had, in order.
  * ADR 0014 compares this with advisory locks of PostgreSQL. */
 #include <stdio.h>

@@ -19,8 +19,8 @@
 #include "base/backoff.h"
 #include "base/buf.h"
 #include "base/list.h"
+#include "bus/bus_inside.h"
 #include "bus/bus_redis.h"
-#include "bus/delivery.h"
 #include "loop/loop.h"
 #include "loop/task.h"
 

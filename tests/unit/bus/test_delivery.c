@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "bus/delivery.h"
+#include "bus/bus_inside.h"
 #include "conformance.h"
 #include "sql_rig.h"
 
