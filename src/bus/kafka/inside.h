@@ -94,11 +94,6 @@ struct kafka_reader {
 };
 
 /* ---- publishing ---- */
-struct kafka_producer {
-    rd_kafka_t *rk;
-    unsigned users; /* under kafka->lock; it is closed when there is none */
-};
-
 struct kafka_topic {
     char fault[256];        /* why it cannot be used; "" = it can. Under kafka->lock */
     atomic_uint partitions; /* that it has, once known */
@@ -131,10 +126,11 @@ struct kafka {
 
     pthread_mutex_t lock; /* for the rest, and the topics' `known` */
     pthread_cond_t changed;
-    struct kafka_producer *producer; /* NULL: none yet, or replaced */
-    struct kafka_topic *topics;      /* as bus.topics */
-    unsigned publishing;             /* callers that have not returned */
-    bool is_up_logged;               /* the upkeep's */
+    rd_kafka_t *producer;       /* NULL: none yet, or replaced */
+    unsigned producer_users;    /* it is closed when there is none */
+    struct kafka_topic *topics; /* as bus.topics */
+    unsigned publishing;        /* callers that have not returned */
+    bool is_up_logged;          /* the upkeep's */
 };
 
 static inline bool kafka_is_ending(const struct kafka *kafka)
@@ -159,9 +155,9 @@ void bus_kafka_client_close(rd_kafka_t *rk);
 enum status bus_kafka_publish(struct bus *bus, struct bus_message *messages, size_t count,
                               int64_t deadline_ns, struct error *error);
 void bus_kafka_on_delivered(rd_kafka_t *rk, const rd_kafka_message_t *message, void *kafka);
-void *bus_kafka_producer_run(void *kafka);                              /* its thread, until CLOSING */
-struct kafka_producer *bus_kafka_producer_acquire(struct kafka *kafka); /* NULL: there is none now */
-void bus_kafka_producer_release(struct kafka *kafka, struct kafka_producer *producer);
+void *bus_kafka_producer_run(void *kafka);                   /* its thread, until CLOSING */
+rd_kafka_t *bus_kafka_producer_acquire(struct kafka *kafka); /* NULL: there is none now */
+void bus_kafka_producer_release(struct kafka *kafka);
 
 /* ---- topic.c ---- */
 task_run_fn bus_kafka_upkeep_step;

@@ -165,79 +165,57 @@ static bool is_halted(const struct kafka_reader *reader)
     return reader->is_halted || atomic_load(&reader->kafka->phase) != KAFKA_RUNNING;
 }
 
-struct batch {
-    struct bus_message *messages;
-    size_t count;
-    unsigned generation;
-    bool has_gap;
-    int64_t gap_from, gap_next;
-};
-
-static void take_batch(struct kafka_partition *partition, struct arena *arena, struct batch *batch)
+/* The batch counts only in the generation that it was taken in. */
+static void run_partition(struct worker_job *work)
 {
+    struct kafka_partition *partition = (struct kafka_partition *)work;
     struct kafka_reader *reader = partition->reader;
-    size_t count = 0;
+    const struct bus_consumer *consumer = &reader->consumer;
+    struct arena arena = ARENA(ARENA_BYTES);
+    size_t count = 0, settled = 0;
+    int64_t wait_ms = 0;
 
     pthread_mutex_lock(&reader->lock);
     if (partition->tried_in != partition->generation) /* the attempts were of another assignment */
         bus_delivery_forget(&partition->delivery);
-    batch->generation = partition->tried_in = partition->generation;
-    batch->has_gap = partition->is_owned && partition->has_gap && partition->before_gap == 0;
-    batch->gap_from = partition->gap_from;
-    batch->gap_next = partition->gap_next;
+    unsigned generation = partition->tried_in = partition->generation;
+    bool has_gap = partition->is_owned && partition->has_gap && partition->before_gap == 0;
+    int64_t gap_from = partition->gap_from, gap_next = partition->gap_next;
     if (partition->is_owned && !is_halted(reader))
-        count = partition->has_gap && !batch->has_gap ? partition->before_gap : partition->count;
-    if (count > reader->consumer.spec.batch_max)
-        count = reader->consumer.spec.batch_max;
-    batch->count = partition->taken = count;
-    rd_kafka_message_t **items = arena_alloc(arena, (count + 1) * sizeof items[0]);
+        count = partition->has_gap && !has_gap ? partition->before_gap : partition->count;
+    if (count > consumer->spec.batch_max)
+        count = consumer->spec.batch_max;
+    partition->taken = count;
+    rd_kafka_message_t **items = arena_alloc(&arena, (count + 1) * sizeof items[0]);
     if (count > 0)
         memcpy(items, partition->items + partition->head, count * sizeof items[0]);
     pthread_mutex_unlock(&reader->lock);
-    batch->messages = arena_alloc(arena, (count + 1) * sizeof batch->messages[0]);
+    struct bus_message *messages = arena_alloc(&arena, (count + 1) * sizeof messages[0]);
     for (size_t i = 0; i < count; i++)
-        read_message(items[i], reader->consumer.topic->name, arena, &batch->messages[i]);
-}
-
-/* The batch counts only in the generation that it was taken in. */
-static void settle_batch(struct kafka_partition *partition, const struct batch *batch, size_t settled,
-                         int64_t wait_ms)
-{
-    pthread_mutex_lock(&partition->reader->lock);
-    bool is_current = partition->generation == batch->generation;
+        read_message(items[i], consumer->topic->name, &arena, &messages[i]);
+    if (has_gap) {
+        bus_delivery_forget(&partition->delivery);
+        bus_consumer_gap(consumer, partition->number, gap_from, gap_next);
+    }
+    if (count > 0)
+        settled = bus_deliver(&partition->delivery, messages, count, &wait_ms);
+    FAILPOINT("kafka.after_deliver");
+    pthread_mutex_lock(&reader->lock);
+    bool is_current = partition->generation == generation;
     size_t done = is_current ? settled : partition->taken;
     partition->taken = 0;
-    if (is_current && batch->has_gap) {
+    if (is_current && has_gap) {
         partition->has_gap = false;
-        partition->position = batch->gap_next;
+        partition->position = gap_next;
     }
     if (is_current && settled > 0)
-        partition->position = batch->messages[settled - 1].offset + 1;
+        partition->position = messages[settled - 1].offset + 1;
     if (is_current)
         partition->due_ns = wait_ms > 0 ? clock_deadline_ms(wait_ms) : 0;
     if (partition->has_gap)
         partition->before_gap -= done;
     drop_items(partition, 0, done);
-    pthread_mutex_unlock(&partition->reader->lock);
-}
-
-static void run_partition(struct worker_job *work)
-{
-    struct kafka_partition *partition = (struct kafka_partition *)work;
-    struct arena arena = ARENA(ARENA_BYTES);
-    struct batch batch;
-    size_t settled = 0;
-    int64_t wait_ms = 0;
-
-    take_batch(partition, &arena, &batch);
-    if (batch.has_gap) {
-        bus_delivery_forget(&partition->delivery);
-        bus_consumer_gap(&partition->reader->consumer, partition->number, batch.gap_from, batch.gap_next);
-    }
-    if (batch.count > 0)
-        settled = bus_deliver(&partition->delivery, batch.messages, batch.count, &wait_ms);
-    FAILPOINT("kafka.after_deliver");
-    settle_batch(partition, &batch, settled, wait_ms);
+    pthread_mutex_unlock(&reader->lock);
     arena_deinit(&arena);
 }
 

@@ -67,47 +67,47 @@ void bus_kafka_on_delivered(rd_kafka_t *rk, const rd_kafka_message_t *message, v
     pthread_mutex_unlock(&kafka->lock);
 }
 
-struct kafka_producer *bus_kafka_producer_acquire(struct kafka *kafka)
+rd_kafka_t *bus_kafka_producer_acquire(struct kafka *kafka)
 {
     pthread_mutex_lock(&kafka->lock);
-    struct kafka_producer *producer = kafka->producer;
-    if (producer)
-        producer->users++;
+    rd_kafka_t *producer = kafka->producer;
+    kafka->producer_users += producer != NULL;
     pthread_mutex_unlock(&kafka->lock);
     return producer;
 }
 
-void bus_kafka_producer_release(struct kafka *kafka, struct kafka_producer *producer)
+void bus_kafka_producer_release(struct kafka *kafka)
 {
     pthread_mutex_lock(&kafka->lock);
-    producer->users--;
+    kafka->producer_users--;
     pthread_cond_broadcast(&kafka->changed);
     pthread_mutex_unlock(&kafka->lock);
 }
 
 /* No caller gets it any more; those that have it release it soon. */
-static void close_producer(struct kafka *kafka, struct kafka_producer *producer)
+static void close_producer(struct kafka *kafka)
 {
+    rd_kafka_t *producer = kafka->producer;
     int64_t limit_ns = clock_deadline_ms(FLUSH_MS);
 
     pthread_mutex_lock(&kafka->lock);
     kafka->producer = NULL;
-    while (producer->users > 0)
+    while (kafka->producer_users > 0)
         clock_cond_wait(&kafka->changed, &kafka->lock, clock_deadline_ms(LOOK_MS));
     pthread_mutex_unlock(&kafka->lock);
-    while (rd_kafka_outq_len(producer->rk) > 0 && clock_mono_ns() < limit_ns && atomic_load(&kafka->is_up) &&
+    while (rd_kafka_outq_len(producer) > 0 && clock_mono_ns() < limit_ns && atomic_load(&kafka->is_up) &&
            !atomic_load(&kafka->is_producer_broken))
-        rd_kafka_poll(producer->rk, 10);
-    rd_kafka_purge(producer->rk, RD_KAFKA_PURGE_F_QUEUE | RD_KAFKA_PURGE_F_INFLIGHT);
-    while (rd_kafka_outq_len(producer->rk) > 0)
-        rd_kafka_poll(producer->rk, 10);
-    bus_kafka_client_close(producer->rk);
-    free(producer);
+        rd_kafka_poll(producer, 10);
+    rd_kafka_purge(producer, RD_KAFKA_PURGE_F_QUEUE | RD_KAFKA_PURGE_F_INFLIGHT);
+    while (rd_kafka_outq_len(producer) > 0)
+        rd_kafka_poll(producer, 10);
+    bus_kafka_client_close(producer);
+    atomic_store(&kafka->is_producer_broken, false);
 }
 
-/* NULL: it cannot be created now. */
-static struct kafka_producer *create_producer(struct kafka *kafka)
+void *bus_kafka_producer_run(void *arg)
 {
+    struct kafka *kafka = arg;
     char bytes[24];
     const struct kafka_setting settings[] = {
         {"enable.idempotence", "true"}, /* with it acks=all, and order within a partition over retries */
@@ -119,38 +119,25 @@ static struct kafka_producer *create_producer(struct kafka *kafka)
     };
 
     snprintf(bytes, sizeof bytes, "%zu", kafka->bus.message_bytes_max + KAFKA_RECORD_BYTES);
-    rd_kafka_t *rk = bus_kafka_client_open(kafka, RD_KAFKA_PRODUCER, settings, kafka);
-    pthread_mutex_lock(&kafka->lock);
-    if (rk) {
-        kafka->producer = memory_zalloc(sizeof *kafka->producer);
-        kafka->producer->rk = rk;
-    } else if (atomic_load(&kafka->phase) != KAFKA_CLOSING) {
-        clock_cond_wait(&kafka->changed, &kafka->lock, clock_deadline_ms(REOPEN_MS));
-    }
-    struct kafka_producer *producer = kafka->producer;
-    bus_kafka_upkeep_wake(kafka);
-    pthread_mutex_unlock(&kafka->lock);
-    return producer;
-}
-
-void *bus_kafka_producer_run(void *arg)
-{
-    struct kafka *kafka = arg;
-    struct kafka_producer *producer = NULL;
-
     while (atomic_load(&kafka->phase) != KAFKA_CLOSING) {
-        if (!producer && !(producer = create_producer(kafka)))
+        if (!kafka->producer) { /* only this thread changes it */
+            rd_kafka_t *producer = bus_kafka_client_open(kafka, RD_KAFKA_PRODUCER, settings, kafka);
+            pthread_mutex_lock(&kafka->lock);
+            kafka->producer = producer;
+            bus_kafka_upkeep_wake(kafka);
+            if (!producer && atomic_load(&kafka->phase) != KAFKA_CLOSING)
+                clock_cond_wait(&kafka->changed, &kafka->lock, clock_deadline_ms(REOPEN_MS));
+            pthread_mutex_unlock(&kafka->lock);
             continue;
-        rd_kafka_poll(producer->rk, SERVE_MS);
-        if (!atomic_load(&kafka->is_producer_broken))
-            continue;
-        log_warn("kafka_producer_replaced");
-        close_producer(kafka, producer);
-        producer = NULL;
-        atomic_store(&kafka->is_producer_broken, false);
+        }
+        rd_kafka_poll(kafka->producer, SERVE_MS);
+        if (atomic_load(&kafka->is_producer_broken)) {
+            log_warn("kafka_producer_replaced");
+            close_producer(kafka);
+        }
     }
-    if (producer)
-        close_producer(kafka, producer);
+    if (kafka->producer)
+        close_producer(kafka);
     return NULL;
 }
 
@@ -215,9 +202,9 @@ static rd_kafka_resp_err_t produce(rd_kafka_t *rk, const char *topic, const stru
 static void send_all(struct kafka *kafka, struct request *request, const struct bus_message *messages,
                      size_t count, int64_t deadline_ns)
 {
-    struct kafka_producer *producer = kafka->producer;
+    rd_kafka_t *producer = kafka->producer;
 
-    producer->users++;
+    kafka->producer_users++;
     for (size_t i = 0; i < count && !request->failure; i++) {
         const struct bus_topic_state *topic = bus_topic_find(&kafka->bus, messages[i].topic);
         struct report *report = &request->reports[i];
@@ -228,7 +215,7 @@ static void send_all(struct kafka *kafka, struct request *request, const struct 
         request->pending++;
         for (;;) {
             pthread_mutex_unlock(&kafka->lock);
-            failure = produce(producer->rk, topic->spec.name, &placed, report);
+            failure = produce(producer, topic->spec.name, &placed, report);
             pthread_mutex_lock(&kafka->lock);
             if (failure != RD_KAFKA_RESP_ERR__QUEUE_FULL || clock_ms_left(deadline_ns) == 0 ||
                 kafka_is_ending(kafka))
@@ -238,7 +225,7 @@ static void send_all(struct kafka *kafka, struct request *request, const struct 
         if (failure)
             request_report(report, failure, -1);
     }
-    producer->users--;
+    kafka->producer_users--;
 }
 
 /* Until every message is acknowledged, or one cannot be. */

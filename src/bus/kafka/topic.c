@@ -204,11 +204,11 @@ static bool look(struct kafka *kafka, rd_kafka_t *rk)
 int64_t bus_kafka_upkeep_step(struct task *task, void *context)
 {
     struct kafka *kafka = context;
-    struct kafka_producer *producer = bus_kafka_producer_acquire(kafka);
+    rd_kafka_t *producer = bus_kafka_producer_acquire(kafka);
     bool is_good = false;
 
     if (producer) {
-        is_good = look(kafka, producer->rk);
+        is_good = look(kafka, producer);
         pthread_mutex_lock(&kafka->lock);
         bool was_up = atomic_exchange(&kafka->is_up, is_good), is_first = !kafka->is_up_logged;
         kafka->is_up_logged = true;
@@ -219,10 +219,10 @@ int64_t bus_kafka_upkeep_step(struct task *task, void *context)
         else if (!is_good && (was_up || is_first))
             log_warn("kafka_down", LOG_CSTR("brokers", kafka->config.brokers));
         if (is_good && is_any_unknown(kafka)) {
-            create_topics(kafka, producer->rk);
-            is_good = look(kafka, producer->rk) && !is_any_unknown(kafka);
+            create_topics(kafka, producer);
+            is_good = look(kafka, producer) && !is_any_unknown(kafka);
         }
-        bus_kafka_producer_release(kafka, producer);
+        bus_kafka_producer_release(kafka);
     }
     if (is_good)
         return TASK_MS(EVERY_MS);

@@ -6,10 +6,10 @@
  *   advisories ──▶ partition ──▶ the same job: dead letters of messages that the server has given up
  *
  *   driver.c      create, start, stop, destroy; the upkeep   partition.c   a partition: states, queue, and its job
- *   connection.c  connect, reconnect, subscriptions          consumer.c    its consumer; gaps, lag
+ *   connection.c  connect, subscriptions, pull requests      consumer.c    its consumer; gaps, lag
  *   stream.c      names; streams of topics; lease bucket     lease.c       members of a group; leases of partitions
  *   message.c     encode and decode; plain subjects          advisories.c  messages that the server has given up
- *   publish.c     bus_publish()                              pull.c        pull requests, replies to messages
+ *   publish.c     bus_publish()
  *
  * nats->lock protects all of it. The upkeep and the jobs hold it and release it while they wait: for an answer of the server, and
  * for handlers. What is only sent (a pull request, an acknowledgement) may be sent under it. */
@@ -223,6 +223,19 @@ natsStatus bus_nats_subscribe(struct nats *nats, natsSubscription **subscription
                               const char *queue, natsMsgHandler handler, void *closure);
 void bus_nats_unsubscribe(natsSubscription **subscription);
 void bus_nats_wake(struct nats *nats); /* under the lock: the upkeep, and all that wait */
+/* its pull requests; _set(), _request() and _info() under the lock */
+bool bus_nats_origin_parse(natsMsg *message, struct nats_origin *origin);
+void bus_nats_reply(struct nats *nats, natsMsg *message, const char *text);
+void bus_nats_nak(struct nats *nats, natsMsg *message, int64_t delay_ms);
+void bus_nats_pull_set(struct nats_pull *pull, const char *stream, const char *consumer);
+/* Its inbox; one that is open stays as it is. Also without the lock. */
+natsStatus bus_nats_pull_open(struct nats_pull *pull, natsMsgHandler handler); /* whose closure is the pull */
+/* Requests messages, unless a request is open or there is no consumer. */
+void bus_nats_pull_request(struct nats_pull *pull, int64_t count, int64_t bytes_max);
+/* The server's answer about the consumer; the lock is released meanwhile. */
+natsStatus bus_nats_pull_info(const struct nats_pull *pull, jsConsumerInfo **info);
+/* The message is the server's end of the request, perhaps since the consumer does not exist; it is destroyed. */
+void bus_nats_pull_end(struct nats_pull *pull, natsMsg *message);
 
 /* stream.c */
 enum status bus_nats_names_init(struct nats *nats, const struct bus_nats_config *config,
@@ -244,20 +257,6 @@ void bus_nats_listeners_free(struct nats *nats);
 enum status bus_nats_publish(struct bus *bus, struct bus_message *messages, size_t count, int64_t deadline_ns,
                              struct error *error);
 void bus_nats_on_ack(jsCtx *js, natsMsg *message, jsPubAck *ack, jsPubAckErr *refusal, void *closure);
-
-/* pull.c; _set(), _request() and _info() under the lock */
-bool bus_nats_origin_parse(natsMsg *message, struct nats_origin *origin);
-void bus_nats_reply(struct nats *nats, natsMsg *message, const char *text);
-void bus_nats_nak(struct nats *nats, natsMsg *message, int64_t delay_ms);
-void bus_nats_pull_set(struct nats_pull *pull, const char *stream, const char *consumer);
-/* Its inbox; one that is open stays as it is. Also without the lock. */
-natsStatus bus_nats_pull_open(struct nats_pull *pull, natsMsgHandler handler); /* whose closure is the pull */
-/* Requests messages, unless a request is open or there is no consumer. */
-void bus_nats_pull_request(struct nats_pull *pull, int64_t count, int64_t bytes_max);
-/* The server's answer about the consumer; the lock is released meanwhile. */
-natsStatus bus_nats_pull_info(const struct nats_pull *pull, jsConsumerInfo **info);
-/* The message is the server's end of the request, perhaps since the consumer does not exist; it is destroyed. */
-void bus_nats_pull_end(struct nats_pull *pull, natsMsg *message);
 
 /* partition.c; under the lock */
 void bus_nats_partition_init(struct nats_partition *partition, struct nats_reader *reader, unsigned number);

@@ -136,6 +136,13 @@ static enum status classify_refusal(const jsPubAckErr *refusal)
     }
 }
 
+static void refuse(struct nats_publication *publication, enum status status, const char *text)
+{
+    if (publication->status == STATUS_OK)
+        publication->status = status;
+    snprintf(publication->refusal, sizeof publication->refusal, "%s", text);
+}
+
 void bus_nats_on_ack(jsCtx *js, natsMsg *message, jsPubAck *ack, jsPubAckErr *refusal, void *closure)
 {
     struct nats *nats = closure;
@@ -152,10 +159,8 @@ void bus_nats_on_ack(jsCtx *js, natsMsg *message, jsPubAck *ack, jsPubAckErr *re
             publication->acked++;
             entry->message->offset = (int64_t)ack->Sequence;
         } else if (refusal) {
-            if (publication->status == STATUS_OK)
-                publication->status = classify_refusal(refusal);
-            snprintf(publication->refusal, sizeof publication->refusal, "%s",
-                     refusal->ErrText ? refusal->ErrText : natsStatus_GetText(refusal->Err));
+            refuse(publication, classify_refusal(refusal),
+                   refusal->ErrText ? refusal->ErrText : natsStatus_GetText(refusal->Err));
             if (refusal->Err == NATS_NO_RESPONDERS) { /* the stream does not exist, or has no leader */
                 nats->needs_check = true;
                 bus_nats_wake(nats);
@@ -170,7 +175,8 @@ void bus_nats_on_ack(jsCtx *js, natsMsg *message, jsPubAck *ack, jsPubAckErr *re
 
 /* ---- a call ---- */
 
-static enum status send_entry(struct nats_publication *publication, struct entry *entry, struct error *error)
+/* The lock is released meanwhile. False: nothing more is sent in this round. */
+static bool send_entry(struct nats_publication *publication, struct entry *entry)
 {
     struct nats *nats = publication->nats;
     const struct bus_message *message = entry->message;
@@ -179,6 +185,7 @@ static enum status send_entry(struct nats_publication *publication, struct entry
     jsPubOptions options;
     size_t bytes;
 
+    pthread_mutex_unlock(&nats->lock);
     bus_nats_subject(subject, nats, bus_topic_find(&nats->bus, message->topic), message->partition);
     natsStatus status = bus_nats_encode(message, subject, entry->id, &out, &bytes);
     jsPubOptions_Init(&options);
@@ -189,16 +196,15 @@ static enum status send_entry(struct nats_publication *publication, struct entry
     pthread_mutex_unlock(&nats->lock);
     if (status == NATS_OK)
         status = js_PublishMsgAsync(nats->js, &out, &options);
-    if (status == NATS_OK)
-        return STATUS_OK;
     pthread_mutex_lock(&nats->lock);
+    if (status == NATS_OK)
+        return true;
     entry->sent = NULL;
     publication->in_flight--;
-    pthread_mutex_unlock(&nats->lock);
+    if (status == NATS_MAX_PAYLOAD)
+        refuse(publication, STATUS_PAYLOAD_TOO_LARGE, "a message is over the server's limit");
     natsMsg_Destroy(out);
-    return status == NATS_MAX_PAYLOAD
-               ? error_set(error, STATUS_PAYLOAD_TOO_LARGE, "a message is over the server's limit")
-               : STATUS_UNAVAILABLE;
+    return false;
 }
 
 /* Nothing of a call is sent when one message is too large. Escaping makes three bytes of one, and names are there twice: smaller
@@ -264,31 +270,29 @@ static enum status await_server(const struct nats_publication *publication, bool
 static enum status send_round(struct nats_publication *publication, struct error *error)
 {
     struct nats *nats = publication->nats;
-    enum status status = STATUS_OK, sent = STATUS_OK;
+    enum status status = STATUS_OK;
+    bool is_sent = true;
 
     publication->refusal[0] = '\0';
-    for (size_t i = 0; i < publication->count && sent == STATUS_OK; i++) {
+    for (size_t i = 0; i < publication->count && is_sent; i++) {
         struct entry *entry = &publication->entries[i];
         if (entry->is_acked || (entry->before && !entry->before->is_acked))
             continue;
-        pthread_mutex_unlock(&nats->lock);
-        sent = send_entry(publication, entry, error);
-        pthread_mutex_lock(&nats->lock);
+        is_sent = send_entry(publication, entry);
     }
     pthread_mutex_unlock(&nats->lock);
     FAILPOINT("nats.publish_sent");
     pthread_mutex_lock(&nats->lock);
-    bool is_too_large = sent == STATUS_PAYLOAD_TOO_LARGE; /* its error is the one that is reported */
     while (publication->in_flight > 0 && nats->epoch == publication->epoch && status == STATUS_OK) {
-        status = check_time(publication, true, is_too_large ? NULL : error);
+        status = check_time(publication, true, error);
         if (status == STATUS_OK)
             clock_cond_wait(&nats->changed, &nats->lock, publication->deadline_ns);
     }
     for (size_t i = 0; i < publication->count; i++)
         publication->entries[i].sent = NULL; /* later acknowledgements are ignored */
     publication->in_flight = 0;
-    if (is_too_large || status != STATUS_OK || publication->status == STATUS_OK)
-        return is_too_large ? sent : status;
+    if (status != STATUS_OK || publication->status == STATUS_OK)
+        return status;
     return error_set(error, publication->status, "NATS: %s", publication->refusal);
 }
 

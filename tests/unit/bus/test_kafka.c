@@ -82,9 +82,9 @@ static void test_a_broken_producer_is_made_anew(void **state)
     process_start(&process);
     await_ready(&recorder);
     publish(&process, "fatal", "k", 1);
-    struct kafka_producer *producer = bus_kafka_producer_acquire((struct kafka *)process.bus);
-    rd_kafka_test_fatal_error(producer->rk, RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER, "a test");
-    bus_kafka_producer_release((struct kafka *)process.bus, producer);
+    rd_kafka_t *producer = bus_kafka_producer_acquire((struct kafka *)process.bus);
+    rd_kafka_test_fatal_error(producer, RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER, "a test");
+    bus_kafka_producer_release((struct kafka *)process.bus);
     publish_until_accepted(&process, "fatal", "k", 2);
     bool came = recorder_await_committed(&recorder, 2);
     process_close(&process);
