@@ -16,7 +16,7 @@
 #include "base/buf.h"
 #include "base/list.h"
 #include "bus/bus_postgres.h"
-#include "bus/delivery.h"
+#include "bus/bus_inside.h"
 #include "loop/task.h"
 
 struct postgres;
