@@ -1,6 +1,8 @@
 /* Text helpers over borrowed slices. All of them are pure; only str_dup() allocates. */
 #include "base/str.h"
 
+#include <stdlib.h>
+
 #include "base/memory.h"
 
 static char lower(char c)
@@ -36,6 +38,23 @@ int str_compare(struct str a, struct str b)
     int order = common ? memcmp(a.ptr, b.ptr, common) : 0;
 
     return order ? order : (a.len > b.len) - (a.len < b.len);
+}
+
+static int by_bytes(const void *a, const void *b)
+{
+    return str_compare(*(const struct str *)a, *(const struct str *)b);
+}
+
+size_t str_sort(struct str *texts, size_t count)
+{
+    size_t kept = 0;
+
+    if (count > 1)
+        qsort(texts, count, sizeof texts[0], by_bytes);
+    for (size_t i = 0; i < count; i++)
+        if (kept == 0 || !str_eq(texts[kept - 1], texts[i]))
+            texts[kept++] = texts[i];
+    return kept;
 }
 
 struct str str_trim(struct str s)

@@ -80,9 +80,10 @@ static inline const char *str_or_null(struct str s)
 bool str_eq_nocase(struct str a, struct str b); /* ASCII only */
 bool str_starts_with(struct str s, struct str prefix);
 bool str_ends_with(struct str s, struct str suffix);
-int str_compare(struct str a, struct str b); /* bytewise; a prefix sorts first */
-struct str str_trim(struct str s);           /* SP and HTAB at both ends */
-char *str_dup(struct str s);                 /* heap, NUL-terminated; never NULL (memory.h) */
+int str_compare(struct str a, struct str b);      /* bytewise; a prefix sorts first */
+size_t str_sort(struct str *texts, size_t count); /* bytewise, without duplicates: how many are left */
+struct str str_trim(struct str s);                /* SP and HTAB at both ends */
+char *str_dup(struct str s);                      /* heap, NUL-terminated; never NULL (memory.h) */
 
 /* Takes the part before `separator` off *rest (all of it when there is none). False once *rest is spent. */
 bool str_split(struct str *rest, char separator, struct str *part);

@@ -1,5 +1,4 @@
 /* Covers: how much of an entity; and names of entities. Fields are sorted, so that one walk compares two covers. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/hash.h"
@@ -158,22 +157,6 @@ bool hydration_is_type(struct str text)
     return true;
 }
 
-static int by_bytes(const void *a, const void *b)
-{
-    return str_compare(*(const struct str *)a, *(const struct str *)b);
-}
-
-unsigned hydration_fields_sort(struct str *fields, unsigned count)
-{
-    unsigned kept = 0;
-    if (count > 1)
-        qsort(fields, count, sizeof fields[0], by_bytes);
-    for (unsigned i = 0; i < count; i++)
-        if (kept == 0 || !str_eq(fields[kept - 1], fields[i]))
-            fields[kept++] = fields[i];
-    return kept;
-}
-
 enum status hydration_need_check(struct hydration_need *need, struct str *fields, unsigned field_count,
                                  struct error *error)
 {
@@ -202,6 +185,6 @@ enum status hydration_need_check(struct hydration_need *need, struct str *fields
                                    "fields: each is 1 to %d bytes of text without control characters",
                                    HYDRATION_FIELD_BYTES_MAX);
     need->cover.fields = fields;
-    need->cover.field_count = hydration_fields_sort(fields, field_count);
+    need->cover.field_count = (unsigned)str_sort(fields, field_count);
     return STATUS_OK;
 }

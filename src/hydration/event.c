@@ -71,7 +71,7 @@ static enum status read_fields(const struct json_value *value, struct arena *are
             return refuse_member(error, "fields", "one is not a name");
     }
     cover->fields = fields;
-    cover->field_count = hydration_fields_sort(fields, count);
+    cover->field_count = (unsigned)str_sort(fields, count);
     return STATUS_OK;
 }
 

@@ -54,8 +54,6 @@ extern const char *const hydration_mode_names[], *const hydration_reason_names[]
 /* ---- cover.c: names ---- */
 bool hydration_is_type(struct str text);
 bool hydration_is_text(struct str text, size_t bytes_max); /* 1 to bytes_max, UTF-8, no control characters */
-unsigned hydration_fields_sort(struct str *fields,
-                               unsigned count); /* in place, without duplicates; how many */
 
 /* Slices are the message's and the arena's. BAD_REQUEST naming what is wrong: the message is invalid. */
 enum status hydration_event_read(enum hydration_kind kind, struct str payload,

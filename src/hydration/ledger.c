@@ -155,7 +155,7 @@ static void put_keys(struct buf *column, struct str object)
         if (hydration_is_text(name, HYDRATION_FIELD_BYTES_MAX))
             names[count++] = name;
     }
-    put_nested(column, names, hydration_fields_sort(names, count));
+    put_nested(column, names, (unsigned)str_sort(names, count));
     arena_deinit(&arena);
 }
 

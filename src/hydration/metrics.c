@@ -1,6 +1,4 @@
 /* Hydration's metrics (H7). Each thread caches the series of the consumers that it counts. */
-#include <pthread.h>
-
 #include "base/clock.h"
 #include "hydration/inside.h"
 
@@ -34,17 +32,11 @@ struct metric_family *const hydration_metrics[] = {&requests, &hits,    &negativ
 
 static struct metric_series *waiting_series;
 
-static void register_all(void)
+void hydration_metrics_register(void)
 {
     for (struct metric_family *const *family = hydration_metrics; *family; family++)
         metrics_register(*family);
     waiting_series = metric_series_get(&waiting, NULL);
-}
-
-void hydration_metrics_register(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, register_all);
 }
 
 /* ---- a consumer's series ---- */
@@ -99,7 +91,6 @@ static struct metric_series *const *series_of(const struct hydration_policy *pol
         if (cached[i].module == policy->module)
             return cached[i].series;
     struct consumer *consumer = &cached[oldest++ % CONSUMERS_CACHED];
-    hydration_metrics_register();
     consumer->module = policy->module;
     for (int i = 0; i < SERIES; i++)
         consumer->series[i] =
@@ -141,6 +132,5 @@ void hydration_count_waiters(int by)
 void hydration_count_ignored(const char *why)
 {
     const struct str reason = str_from(why);
-    hydration_metrics_register();
     metric_add(metric_series_get(&ignored, &reason), 1);
 }

@@ -75,10 +75,8 @@ static void put_back(const struct claim *claim, const struct pair *pair)
     struct error error = {0};
     struct buf ids = {0}, keys = {0};
     put_ids(claim, pair, &ids);
-    for (size_t i = 0; i < pair->count; i++) {
-        struct str id = pair->items[i].entity_id;
-        db_array_put(&keys, (struct str){id.ptr + pair->code.len + 1, id.len - pair->code.len - 1});
-    }
+    for (size_t i = 0; i < pair->count; i++)
+        db_array_put(&keys, str_skip(pair->items[i].entity_id, pair->code.len + 1));
     if (db_pool_exec(claim->pool, &put_back_sql,
                      DB_PARAMS(db_text_array(db_array_end(&ids)), db_text(pair->tenant), db_text(pair->code),
                                db_text_array(pair->is_listed ? db_array_end(&keys) : STR_NONE)),

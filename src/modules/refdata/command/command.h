@@ -25,8 +25,7 @@ struct refdata_waiter {
     struct str tenant, event_id;   /* of the owner's memory */
     struct refdata_state decision; /* PENDING: the process stops */
     struct map_node node;
-    bool is_waiting;             /* in the map */
-    struct refdata_waiter *next; /* of those taken out together */
+    bool is_waiting; /* in the map */
 };
 
 void refdata_decisions_add(struct refdata_decisions *decisions,
@@ -39,10 +38,8 @@ void refdata_decisions_read(struct refdata_decisions *decisions);
 /* ---- the waiters by (tenant, eventId); not locked ---- */
 void refdata_waiters_add(struct map *waiters, struct refdata_waiter *waiter);
 bool refdata_waiters_remove(struct map *waiters, struct refdata_waiter *waiter); /* false: it is not there */
-bool refdata_waiters_has(const struct map *waiters, struct str tenant, struct str event_id);
-/* Takes all waiters for this event out, as a chain. */
-struct refdata_waiter *refdata_waiters_take(struct map *waiters, struct str tenant, struct str event_id);
-struct refdata_waiter *refdata_waiters_take_all(struct map *waiters);
+struct refdata_waiter *refdata_waiters_find(const struct map *waiters, struct str tenant,
+                                            struct str event_id); /* one of them; NULL: none */
 
 /* ---- a POST ---- */
 

@@ -12,7 +12,6 @@
  *
  * A group may be run again at any time: a retry finds the rows of a commit whose reply was lost. Refused posts leave the group, and
  * the others begin again. Where the server refuses a statement each post is run alone, so that one cannot make the others fail. */
-#include <stdlib.h>
 #include <time.h>
 
 #include "base/clock.h"
@@ -85,12 +84,6 @@ static bool may_be_direct(const struct group *group)
            bus_shares_commits(database->buses.commands, STR(REFDATA_COMMANDS));
 }
 
-static int compare_partitions(const void *a, const void *b)
-{
-    unsigned left = *(const unsigned *)a, right = *(const unsigned *)b;
-    return (left > right) - (left < right);
-}
-
 /* BEGIN, the request for the cursor locks and the acceptance are sent with apply's first round trip. *is_granted: the locks are held,
  * so that the group applies its updates in place of the topic's consumers. */
 static enum status apply_directly(struct group *group, struct db_conn *conn, struct refdata_command *commands,
@@ -98,8 +91,8 @@ static enum status apply_directly(struct group *group, struct db_conn *conn, str
 {
     int64_t soon_ns = clock_deadline_ms(DIRECT_MS);
     unsigned topic_partitions = (unsigned)kernel_bus(group->database->refdata->kernel)->partitions;
-    unsigned *partitions =
-        arena_alloc(arena, group->count * sizeof *partitions); /* of the posts, each once */
+    unsigned partitions[BUS_PARTITIONS_MAX]; /* of the posts, each once, ascending */
+    bool is_wanted[BUS_PARTITIONS_MAX] = {false};
     size_t partition_count = 0;
     struct db_result *results[2] = {NULL}; /* of BEGIN and of the request for the cursor locks */
     bool writes_requests =
@@ -108,7 +101,7 @@ static enum status apply_directly(struct group *group, struct db_conn *conn, str
         const struct refdata_post *post = group->posts[i];
         struct str key =
             arena_printf(arena, "%.*s:%.*s", STR_ARG(post->update.tenant), STR_ARG(post->update.dict_code));
-        partitions[i] = bus_partition_of(key, topic_partitions);
+        is_wanted[bus_partition_of(key, topic_partitions)] = true;
         writes_requests &= !post->acceptance.key.ptr;
         commands[i] = (struct refdata_command){
             .update = post->update,
@@ -117,10 +110,9 @@ static enum status apply_directly(struct group *group, struct db_conn *conn, str
             /* not `waited`: no other process can wait for it, since it was not there before this commit */
         };
     }
-    qsort(partitions, group->count, sizeof *partitions, compare_partitions);
-    for (size_t i = 0; i < group->count; i++)
-        if (i == 0 || partitions[partition_count - 1] != partitions[i])
-            partitions[partition_count++] = partitions[i];
+    for (unsigned i = 0; i < topic_partitions; i++)
+        if (is_wanted[i])
+            partitions[partition_count++] = i;
     db_pipeline_begin(conn);
     db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
     enum status status =

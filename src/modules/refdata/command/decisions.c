@@ -62,48 +62,15 @@ bool refdata_waiters_remove(struct map *waiters, struct refdata_waiter *waiter)
     return true;
 }
 
-static bool waits_for(const struct refdata_waiter *waiter, struct str tenant, struct str event_id)
-{
-    return str_eq(waiter->event_id, event_id) && str_eq(waiter->tenant, tenant);
-}
-
-bool refdata_waiters_has(const struct map *waiters, struct str tenant, struct str event_id)
+struct refdata_waiter *refdata_waiters_find(const struct map *waiters, struct str tenant, struct str event_id)
 {
     struct map_node *node;
-    MAP_MATCH(node, waiters, map_hash_pair(tenant, event_id))
-        if (waits_for(CONTAINER_OF(node, struct refdata_waiter, node), tenant, event_id))
-            return true;
-    return false;
-}
-
-static struct refdata_waiter *prepend_waiter(struct map *waiters, struct map_node *node,
-                                             struct refdata_waiter *chain)
-{
-    struct refdata_waiter *waiter = CONTAINER_OF(node, struct refdata_waiter, node);
-    (void)refdata_waiters_remove(waiters, waiter);
-    waiter->next = chain;
-    return waiter;
-}
-
-struct refdata_waiter *refdata_waiters_take(struct map *waiters, struct str tenant, struct str event_id)
-{
-    uint64_t hash = map_hash_pair(tenant, event_id);
-    struct refdata_waiter *chain = NULL;
-    for (struct map_node *node = map_first(waiters, hash), *next; node; node = next) {
-        next = map_match(node->next, hash);
-        if (waits_for(CONTAINER_OF(node, struct refdata_waiter, node), tenant, event_id))
-            chain = prepend_waiter(waiters, node, chain);
+    MAP_MATCH(node, waiters, map_hash_pair(tenant, event_id)) {
+        struct refdata_waiter *waiter = CONTAINER_OF(node, struct refdata_waiter, node);
+        if (str_eq(waiter->event_id, event_id) && str_eq(waiter->tenant, tenant))
+            return waiter;
     }
-    return chain;
-}
-
-struct refdata_waiter *refdata_waiters_take_all(struct map *waiters)
-{
-    struct refdata_waiter *chain = NULL;
-    struct map_node *node;
-    MAP_EACH(node, waiters)
-        chain = prepend_waiter(waiters, node, chain);
-    return chain;
+    return NULL;
 }
 
 void refdata_decisions_add(struct refdata_decisions *decisions, struct refdata_waiter *waiter)
@@ -121,24 +88,24 @@ bool refdata_decisions_remove(struct refdata_decisions *decisions, struct refdat
     return is_removed;
 }
 
-static void post_waiters(struct refdata_waiter *chain, const struct refdata_state *decision)
+/* Under the lock. Its owner may be gone as soon as it is posted. */
+static void release_waiter(struct refdata_decisions *decisions, struct refdata_waiter *waiter,
+                           const struct refdata_state *decision)
 {
-    while (chain) {
-        struct refdata_waiter *waiter = chain;
-        chain = waiter->next; /* its owner may be gone as soon as it is posted */
-        waiter->decision = *decision;
-        loop_post(waiter->loop, &waiter->message);
-    }
+    (void)refdata_waiters_remove(&decisions->waiters, waiter);
+    waiter->decision = *decision;
+    loop_post(waiter->loop, &waiter->message);
 }
 
 static void release_waiters(struct refdata_decisions *decisions, struct str tenant,
                             const struct refdata_state *state)
 {
+    struct str event_id = str_from(state->event_id);
+    struct refdata_waiter *waiter;
     pthread_mutex_lock(&decisions->lock);
-    struct refdata_waiter *chain =
-        refdata_waiters_take(&decisions->waiters, tenant, str_from(state->event_id));
+    while ((waiter = refdata_waiters_find(&decisions->waiters, tenant, event_id)) != NULL)
+        release_waiter(decisions, waiter, state);
     pthread_mutex_unlock(&decisions->lock);
-    post_waiters(chain, state);
 }
 
 /* ---- decided here ---- */
@@ -209,7 +176,7 @@ static void on_decision_notice(void *context, struct str channel, struct str pay
         return;
     }
     pthread_mutex_lock(&decisions->lock);
-    bool has_waiter = refdata_waiters_has(&decisions->waiters, tenant, event_id);
+    bool has_waiter = refdata_waiters_find(&decisions->waiters, tenant, event_id) != NULL;
     pthread_mutex_unlock(&decisions->lock);
     if (has_waiter)
         refdata_decisions_read(decisions);
@@ -321,11 +288,13 @@ static void *create_decisions(void *owner, struct error *error)
 static void stop_decisions(void *part)
 {
     struct refdata_decisions *decisions = part;
+    struct map_node *node;
     pthread_mutex_lock(&decisions->lock);
     decisions->is_stopped = true;
-    struct refdata_waiter *chain = refdata_waiters_take_all(&decisions->waiters);
+    MAP_EACH(node, &decisions->waiters)
+        release_waiter(decisions, CONTAINER_OF(node, struct refdata_waiter, node),
+                       &(struct refdata_state){.decision = REFDATA_PENDING});
     pthread_mutex_unlock(&decisions->lock);
-    post_waiters(chain, &(struct refdata_state){.decision = REFDATA_PENDING});
     task_stop(decisions->reading, TASK_FOREVER);
 }
 

@@ -10,6 +10,7 @@
  * it may not know that a client waits, and then sends no notice.
  *
  * The client may go away at any time: then `ref` is empty, and the post is freed when no worker and no message has it. */
+#include <assert.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -209,9 +210,6 @@ static enum status check_post(struct refdata_post *post, const struct refdata_ca
 
 /* ---- life of a post ---- */
 
-static void on_committed(struct loop *loop, struct loop_message *message);
-static void on_decided(struct loop *loop, struct loop_message *message);
-
 static void move_post(struct refdata_post *post, enum refdata_post_step to)
 {
     static const unsigned from[] = {
@@ -222,44 +220,8 @@ static void move_post(struct refdata_post *post, enum refdata_post_step to)
         [REFDATA_POST_ANSWERED] = 1u << REFDATA_POST_NEW | 1u << REFDATA_POST_PARSING |
                                   1u << REFDATA_POST_COMMITTING | 1u << REFDATA_POST_WAITING,
     };
-    if (!(from[to] & 1u << post->step)) {
-        log_error("post_step_wrong", LOG_INT("from", post->step), LOG_INT("to", to));
-        abort();
-    }
+    assert(from[to] & 1u << post->step);
     post->step = to;
-}
-
-static struct refdata_post *create_post(struct http_request *request, bool waits, int64_t wait_ms)
-{
-    struct refdata *refdata = request->context;
-    const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
-    const struct refdata_update_settings *settings = &catalog->updates;
-    const struct auth_identity *identity = kernel_identity(request);
-    int64_t now_ns = loop_now_ns(request->loop);
-    struct refdata_post *post = memory_zalloc(sizeof *post);
-
-    post->arena = ARENA(request->body.len + 1024);
-    post->refdata = refdata;
-    post->loop = request->loop;
-    post->committed.on_message = on_committed;
-    post->waits = waits;
-    post->wait_until_ns = now_ns + wait_ms * CLOCK_NS_PER_MS;
-    post->deadline_ns = now_ns + settings->commit_timeout_ms * CLOCK_NS_PER_MS;
-    memcpy(post->tenant, identity->tenant.ptr, identity->tenant.len);
-    post->body = arena_str(&post->arena, request->body);
-    post->bytes = request->body.len;
-    post->key_keep_ms = settings->key_keep_ms;
-    post->acceptance = (struct refdata_acceptance){
-        .update = &post->update, .subject = arena_str(&post->arena, identity->subject), .body = post->body};
-    if (catalog->has_write_scopes)
-        post->identity = auth_identity_copy(identity, &post->arena);
-    if (request->idempotency_key.ptr) {
-        post->acceptance.key = arena_str(&post->arena, request->idempotency_key);
-        post->acceptance.key_lock =
-            idempotency_lock_key(request, identity->tenant, identity->subject, post->acceptance.key);
-    }
-    post->traceparent = trace_text(&request->trace, &post->arena);
-    return post;
 }
 
 static void discharge_body(struct refdata_post *post)
@@ -328,7 +290,104 @@ static void refuse_post(struct refdata_post *post, const struct error *error)
     end_post(post);
 }
 
+/* ---- back from the committer ---- */
+
+static void on_wait_over(struct http_request *request, void *context)
+{
+    struct refdata_post *post = context;
+    answer_post(request, post);
+    abandon_post(post);
+}
+
+static void on_reread(struct loop_timer *timer)
+{
+    struct refdata_post *post = CONTAINER_OF(timer, struct refdata_post, reread);
+    if (post->step != REFDATA_POST_WAITING)
+        return;
+    refdata_decisions_read(post->database->decisions);
+    post->reread_ms = post->reread_ms * 2 < REREAD_MAX_MS ? post->reread_ms * 2 : REREAD_MAX_MS;
+    loop_timer_start(post->loop, timer, clock_deadline_ms(post->reread_ms), on_reread);
+}
+
+static void on_committed(struct loop *loop, struct loop_message *message)
+{
+    (void)loop;
+    struct refdata_post *post = CONTAINER_OF(message, struct refdata_post, committed);
+    struct http_request *request = unpark_post(post);
+    discharge_body(post);
+    arena_deinit(&post->arena); /* ten thousand may wait: without their bodies */
+    post->arena = ARENA(256);
+    bool has_to_wait = (post->result == REFDATA_POST_TAKEN || post->result == REFDATA_POST_REPLAYED) &&
+                       post->is_listed && !post->acceptance.is_keys_event &&
+                       post->acceptance.state.decision == REFDATA_PENDING &&
+                       post->wait_until_ns > loop_now_ns(post->loop);
+    if (request && has_to_wait) { /* the place it just left is free: parking does not fail */
+        move_post(post, REFDATA_POST_WAITING);
+        if (!park_post(request, post, post->wait_until_ns, on_wait_over)) {
+            end_post(post);
+        } else if (post->result == REFDATA_POST_REPLAYED) {
+            post->reread_ms = REREAD_MIN_MS;
+            loop_timer_start(post->loop, &post->reread, clock_deadline_ms(post->reread_ms), on_reread);
+        }
+        return;
+    }
+    if (request)
+        answer_post(request, post);
+    end_post(post);
+}
+
+/* Comes before the commit's own message or after it. */
+static void on_decided(struct loop *loop, struct loop_message *message)
+{
+    (void)loop;
+    struct refdata_post *post = CONTAINER_OF(message, struct refdata_post, waiter.message);
+    post->is_listed = false;
+    if (post->step == REFDATA_POST_ANSWERED) {
+        destroy_post(post);
+        return;
+    }
+    if (post->step != REFDATA_POST_WAITING)
+        return;
+    struct http_request *request = unpark_post(post);
+    if (request)
+        answer_post(request, post);
+    end_post(post);
+}
+
 /* ---- to the committer ---- */
+
+static struct refdata_post *create_post(struct http_request *request, bool waits, int64_t wait_ms)
+{
+    struct refdata *refdata = request->context;
+    const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
+    const struct refdata_update_settings *settings = &catalog->updates;
+    const struct auth_identity *identity = kernel_identity(request);
+    int64_t now_ns = loop_now_ns(request->loop);
+    struct refdata_post *post = memory_zalloc(sizeof *post);
+
+    post->arena = ARENA(request->body.len + 1024);
+    post->refdata = refdata;
+    post->loop = request->loop;
+    post->committed.on_message = on_committed;
+    post->waits = waits;
+    post->wait_until_ns = now_ns + wait_ms * CLOCK_NS_PER_MS;
+    post->deadline_ns = now_ns + settings->commit_timeout_ms * CLOCK_NS_PER_MS;
+    memcpy(post->tenant, identity->tenant.ptr, identity->tenant.len);
+    post->body = arena_str(&post->arena, request->body);
+    post->bytes = request->body.len;
+    post->key_keep_ms = settings->key_keep_ms;
+    post->acceptance = (struct refdata_acceptance){
+        .update = &post->update, .subject = arena_str(&post->arena, identity->subject), .body = post->body};
+    if (catalog->has_write_scopes)
+        post->identity = auth_identity_copy(identity, &post->arena);
+    if (request->idempotency_key.ptr) {
+        post->acceptance.key = arena_str(&post->arena, request->idempotency_key);
+        post->acceptance.key_lock =
+            idempotency_lock_key(request, identity->tenant, identity->subject, post->acceptance.key);
+    }
+    post->traceparent = trace_text(&request->trace, &post->arena);
+    return post;
+}
 
 static void on_commit_overdue(struct http_request *request, void *context)
 {
@@ -430,68 +489,4 @@ void refdata_post_update(struct http_request *request)
         if (!worker_pool_submit(kernel_workers(refdata->kernel), &post->parsing))
             refuse_post(post, &(struct error){.status = STATUS_OVERLOADED});
     }
-}
-
-/* ---- back from the committer ---- */
-
-static void on_wait_over(struct http_request *request, void *context)
-{
-    struct refdata_post *post = context;
-    answer_post(request, post);
-    abandon_post(post);
-}
-
-static void on_reread(struct loop_timer *timer)
-{
-    struct refdata_post *post = CONTAINER_OF(timer, struct refdata_post, reread);
-    if (post->step != REFDATA_POST_WAITING)
-        return;
-    refdata_decisions_read(post->database->decisions);
-    post->reread_ms = post->reread_ms * 2 < REREAD_MAX_MS ? post->reread_ms * 2 : REREAD_MAX_MS;
-    loop_timer_start(post->loop, timer, clock_deadline_ms(post->reread_ms), on_reread);
-}
-
-static void on_committed(struct loop *loop, struct loop_message *message)
-{
-    (void)loop;
-    struct refdata_post *post = CONTAINER_OF(message, struct refdata_post, committed);
-    struct http_request *request = unpark_post(post);
-    discharge_body(post);
-    arena_deinit(&post->arena); /* ten thousand may wait: without their bodies */
-    post->arena = ARENA(256);
-    bool has_to_wait = (post->result == REFDATA_POST_TAKEN || post->result == REFDATA_POST_REPLAYED) &&
-                       post->is_listed && !post->acceptance.is_keys_event &&
-                       post->acceptance.state.decision == REFDATA_PENDING &&
-                       post->wait_until_ns > loop_now_ns(post->loop);
-    if (request && has_to_wait) { /* the place it just left is free: parking does not fail */
-        move_post(post, REFDATA_POST_WAITING);
-        if (!park_post(request, post, post->wait_until_ns, on_wait_over)) {
-            end_post(post);
-        } else if (post->result == REFDATA_POST_REPLAYED) {
-            post->reread_ms = REREAD_MIN_MS;
-            loop_timer_start(post->loop, &post->reread, clock_deadline_ms(post->reread_ms), on_reread);
-        }
-        return;
-    }
-    if (request)
-        answer_post(request, post);
-    end_post(post);
-}
-
-/* Comes before the commit's own message or after it. */
-static void on_decided(struct loop *loop, struct loop_message *message)
-{
-    (void)loop;
-    struct refdata_post *post = CONTAINER_OF(message, struct refdata_post, waiter.message);
-    post->is_listed = false;
-    if (post->step == REFDATA_POST_ANSWERED) {
-        destroy_post(post);
-        return;
-    }
-    if (post->step != REFDATA_POST_WAITING)
-        return;
-    struct http_request *request = unpark_post(post);
-    if (request)
-        answer_post(request, post);
-    end_post(post);
 }

@@ -11,14 +11,6 @@
 
 /* ---- on the request's loop ---- */
 
-static struct str put_name(char **at, struct str name)
-{
-    struct str copy = str_of(*at, name.len);
-    memcpy(*at, name.len ? name.ptr : "", name.len);
-    *at += name.len;
-    return copy;
-}
-
 static void on_message(struct loop *loop, struct loop_message *message)
 {
     struct refdata_ask *ask = CONTAINER_OF(message, struct refdata_ask, message);
@@ -31,17 +23,17 @@ void refdata_ask_post(struct http_request *request, int64_t timeout_ms, http_tim
 {
     struct refdata *refdata = request->context;
     struct str tenant = kernel_identity(request)->tenant;
-    size_t bytes = tenant.len + demand->code.len + demand->keys.len;
-    struct refdata_ask *ask = memory_zalloc(sizeof *ask + bytes);
+    struct refdata_ask *ask =
+        memory_zalloc(sizeof *ask + tenant.len + demand->code.len + demand->keys.len + 3);
     char *at = ask->names;
     ask->message.on_message = on_message;
     ask->on_ask = on_ask;
     ask->refdata = refdata;
     ask->version = demand->version;
     ask->expires_ns = loop_now_ns(request->loop) + timeout_ms * CLOCK_NS_PER_MS;
-    ask->tenant = put_name(&at, tenant);
-    ask->code = put_name(&at, demand->code);
-    ask->keys = put_name(&at, demand->keys);
+    ask->tenant = str_pack(&at, tenant);
+    ask->code = str_pack(&at, demand->code);
+    ask->keys = str_pack(&at, demand->keys);
     kernel_identity_keep(request);
     if (http_request_park(request, ask->expires_ns, on_timeout, refdata, &ask->ref))
         loop_post(refdata->home, &ask->message);

@@ -39,21 +39,11 @@ void refdata_delta_take(struct refdata_delta *delta, int64_t version, bool liste
         change->keys[change->key_count++] = arena_str(delta->arena, key);
 }
 
-static int compare_keys(const void *a, const void *b)
-{
-    return str_compare(*(const struct str *)a, *(const struct str *)b);
-}
-
 bool refdata_delta_end(struct refdata_delta *delta, int64_t committed)
 {
     struct refdata_change *change = &delta->change;
-    size_t kept = 0;
     delta->broken |= change->to != committed;
-    qsort(change->keys, change->key_count, sizeof *change->keys, compare_keys);
-    for (size_t i = 0; i < change->key_count; i++)
-        if (!kept || !str_eq(change->keys[kept - 1], change->keys[i]))
-            change->keys[kept++] = change->keys[i];
-    change->key_count = kept;
+    change->key_count = str_sort(change->keys, change->key_count);
     return !delta->broken;
 }
 

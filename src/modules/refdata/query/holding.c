@@ -1,17 +1,11 @@
 /* Holdings and their table: memory and lookup only. When to load, keep or drop is the keeper's business. */
 #include "modules/refdata/query/holding.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
-#include "base/log.h"
-#include "base/map.h"
 #include "base/memory.h"
 #include "modules/refdata/refdata.h"
-
-uint64_t refdata_pair_hash(struct str tenant, struct str code)
-{
-    return map_hash_pair(tenant, code);
-}
 
 struct refdata_table *refdata_table_create(size_t capacity)
 {
@@ -74,7 +68,7 @@ struct refdata_holding *refdata_holding_create(struct refdata *refdata, struct s
     holding->refs = 1;
     holding->tenant = str_of(str_dup(tenant), tenant.len);
     holding->code = str_of(str_dup(dictionary->code), dictionary->code.len);
-    holding->hash = refdata_pair_hash(tenant, dictionary->code);
+    holding->hash = map_hash_pair(tenant, dictionary->code);
     holding->dictionary = refdata_dictionary_ref(dictionary);
     holding->drift_version = -1;
     STAILQ_INIT(&holding->waiting);
@@ -118,11 +112,7 @@ static const unsigned ALLOWED[] = {
 
 void refdata_holding_move(struct refdata_holding *holding, enum refdata_holding_state to)
 {
-    if (!(ALLOWED[to] & FROM(holding->state))) {
-        log_error("holding_state_wrong", LOG_STR("tenantId", holding->tenant),
-                  LOG_STR("dictCode", holding->code), LOG_INT("from", holding->state), LOG_INT("to", to));
-        abort();
-    }
+    assert(ALLOWED[to] & FROM(holding->state));
     if (holding->state == HOLDING_QUEUED)
         TAILQ_REMOVE(&holding->queue->holdings, holding, queued);
     if (holding->state == HOLDING_DELAYED)

@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 
 #include "base/backoff.h"
+#include "base/map.h"
 #include "cache/cache.h"
 #include "modules/refdata/dictionary.h"
 #include "modules/refdata/query/ask.h"
@@ -100,7 +101,6 @@ struct refdata_table {
     struct refdata_holding *slots[]; /* open addressing, at most half full; NULL = free */
 };
 
-uint64_t refdata_pair_hash(struct str tenant, struct str code);
 struct refdata_table *refdata_table_create(size_t capacity); /* a power of two */
 struct refdata_table *refdata_table_copy(const struct refdata_table *table);
 /* The table it is in afterwards: a larger one when it had to grow (the old one is freed). */
@@ -110,7 +110,7 @@ void refdata_table_remove(struct refdata_table *table, const struct refdata_hold
 static inline struct refdata_holding *refdata_table_find(const struct refdata_table *table, struct str tenant,
                                                          struct str code)
 {
-    uint64_t hash = refdata_pair_hash(tenant, code);
+    uint64_t hash = map_hash_pair(tenant, code);
     for (size_t at = hash & table->mask;; at = (at + 1) & table->mask) {
         struct refdata_holding *holding = table->slots[at];
         if (!holding ||

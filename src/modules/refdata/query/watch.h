@@ -39,6 +39,7 @@ struct refdata_watch_change {
     struct str *keys; /* those that may have changed, each once, sorted; NULL = compare everything */
     size_t key_count;
     size_t bytes_max;
+    unsigned lines;
     struct stream_segment *segment; /* the outcome; NULL = it was more than bytes_max */
     bool is_nothing;                /* no line to publish */
 };

@@ -77,28 +77,23 @@ bool refdata_watch_change_is_small(const struct refdata_watch_change *change)
 
 /* ---- writing it down ---- */
 
-struct writing {
-    struct buf out;
-    int64_t version;
-    unsigned lines;
-    size_t bytes_max;
-};
-
 /* False when it has become too much. */
-static bool put_line(struct writing *writing, struct str key, const struct cache_record *record)
+static bool put_line(struct refdata_watch_change *change, struct buf *out, struct str key,
+                     const struct cache_record *record)
 {
-    refdata_watch_put_line(&writing->out, writing->version, key, record);
-    writing->lines++;
-    return buf_len(&writing->out) <= writing->bytes_max;
+    refdata_watch_put_line(out, version_of(change->after), key, record);
+    change->lines++;
+    return buf_len(out) <= change->bytes_max;
 }
 
 void refdata_watch_change_write(struct refdata_watch_change *change)
 {
-    struct writing writing = {.version = version_of(change->after), .bytes_max = change->bytes_max};
+    int64_t before = version_of(change->before), after = version_of(change->after);
+    struct buf out = {0};
     bool fits = true;
     /* Every key named gets a line, also one whose value is the same: a follower at a version in between may have another. */
     for (size_t i = 0; i < change->key_count && fits; i++)
-        fits = put_line(&writing, change->keys[i], cache_find(change->after, change->keys[i]));
+        fits = put_line(change, &out, change->keys[i], cache_find(change->after, change->keys[i]));
     if (!change->keys) { /* both in key order, side by side */
         struct cache_cursor old_cursor, new_cursor;
         cache_cursor_init(&old_cursor, change->before, STR_NONE);
@@ -108,26 +103,26 @@ void refdata_watch_change_write(struct refdata_watch_change *change)
         while (fits && (old || new)) {
             int order = !old ? 1 : !new ? -1 : str_compare(cache_record_key(old), cache_record_key(new));
             if (order < 0)
-                fits = put_line(&writing, cache_record_key(old), NULL);
+                fits = put_line(change, &out, cache_record_key(old), NULL);
             else if (order > 0 ||
                      (old != new && !str_eq(cache_record_payload(old), cache_record_payload(new))))
-                fits = put_line(&writing, cache_record_key(new), new);
+                fits = put_line(change, &out, cache_record_key(new), new);
             if (order <= 0)
                 old = cache_cursor_next(&old_cursor);
             if (order >= 0)
                 new = cache_cursor_next(&new_cursor);
         }
     }
-    change->is_nothing = fits && !writing.lines && writing.version == version_of(change->before);
+    change->is_nothing = fits && !change->lines && after == before;
     if (fits && !change->is_nothing) {
-        buf_printf(&writing.out, REFDATA_WATCH_UP_TO_DATE, (long long)writing.version);
+        buf_printf(&out, REFDATA_WATCH_UP_TO_DATE, (long long)after);
         change->segment = stream_segment_create(&(struct stream_step){
-            .from = version_of(change->before),
-            .to = writing.version,
+            .from = before,
+            .to = after,
             .can_be_joined = change->keys != NULL,
-            .lines = writing.lines,
-            .bytes = buf_str(&writing.out),
+            .lines = change->lines,
+            .bytes = buf_str(&out),
         });
     }
-    buf_deinit(&writing.out);
+    buf_deinit(&out);
 }

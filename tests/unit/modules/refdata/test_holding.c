@@ -97,9 +97,9 @@ static void a_copy_is_not_changed_by_what_follows(void **state)
 static void a_pair_is_both_names_in_their_order(void **state)
 {
     (void)state;
-    assert_int_not_equal(refdata_pair_hash(STR("ab"), STR("c")), refdata_pair_hash(STR("a"), STR("bc")));
-    assert_int_not_equal(refdata_pair_hash(STR("ab"), STR("c")), refdata_pair_hash(STR("c"), STR("ab")));
-    assert_int_not_equal(refdata_pair_hash(STR("a"), STR("a")), refdata_pair_hash(STR("b"), STR("b")));
+    assert_int_not_equal(map_hash_pair(STR("ab"), STR("c")), map_hash_pair(STR("a"), STR("bc")));
+    assert_int_not_equal(map_hash_pair(STR("ab"), STR("c")), map_hash_pair(STR("c"), STR("ab")));
+    assert_int_not_equal(map_hash_pair(STR("a"), STR("a")), map_hash_pair(STR("b"), STR("b")));
 }
 
 static void the_latest_use_on_any_loop_counts(void **state)

@@ -13,11 +13,12 @@
 
 enum { MANY = 10000 };
 
-static size_t chain_length(const struct refdata_waiter *chain)
+static size_t take(struct map *waiters, struct str event_id)
 {
+    struct refdata_waiter *waiter;
     size_t count = 0;
-    for (; chain; chain = chain->next)
-        count++;
+    for (; (waiter = refdata_waiters_find(waiters, STR("t"), event_id)) != NULL; count++)
+        assert_true(refdata_waiters_remove(waiters, waiter));
     return count;
 }
 
@@ -29,16 +30,17 @@ static void an_event_is_a_tenants_own(void **state)
     struct refdata_waiter b = {.tenant = STR("b"), .event_id = STR("e")};
     refdata_waiters_add(&waiters, &a);
     refdata_waiters_add(&waiters, &b);
-    assert_ptr_equal(refdata_waiters_take(&waiters, STR("a"), STR("e")), &a);
-    assert_null(a.next);
-    assert_null(refdata_waiters_take(&waiters, STR("a"), STR("e")));
+    assert_ptr_equal(refdata_waiters_find(&waiters, STR("a"), STR("e")), &a);
+    assert_true(refdata_waiters_remove(&waiters, &a));
+    assert_null(refdata_waiters_find(&waiters, STR("a"), STR("e")));
+    assert_ptr_equal(refdata_waiters_find(&waiters, STR("b"), STR("e")), &b);
     assert_true(refdata_waiters_remove(&waiters, &b));
     assert_false(refdata_waiters_remove(&waiters, &b));
     assert_int_equal(waiters.count, 0);
     map_deinit(&waiters);
 }
 
-static void all_who_wait_for_an_event_are_taken_at_once(void **state)
+static void all_waiters_of_an_event_are_found(void **state)
 {
     (void)state;
     struct map waiters = {0};
@@ -49,13 +51,13 @@ static void all_who_wait_for_an_event_are_taken_at_once(void **state)
         refdata_waiters_add(&waiters, &same[i]);
     }
     assert_true(refdata_waiters_remove(&waiters, &same[1]));
-    assert_int_equal(chain_length(refdata_waiters_take(&waiters, STR("t"), STR("e"))), 2);
-    assert_int_equal(chain_length(refdata_waiters_take_all(&waiters)), 1);
-    assert_null(refdata_waiters_take_all(&waiters));
+    assert_int_equal(take(&waiters, STR("e")), 2);
+    assert_int_equal(take(&waiters, STR("f")), 1);
+    assert_int_equal(waiters.count, 0);
     map_deinit(&waiters);
 }
 
-static void nobody_is_lost_while_it_grows(void **state)
+static void no_waiter_is_lost_while_the_map_grows(void **state)
 {
     (void)state;
     struct map waiters = {0};
@@ -67,11 +69,9 @@ static void nobody_is_lost_while_it_grows(void **state)
         refdata_waiters_add(&waiters, &each[i]);
     }
     assert_int_equal(waiters.count, MANY);
-    for (int i = 0; i < MANY; i += 2)
-        assert_ptr_equal(refdata_waiters_take(&waiters, STR("t"), str_from(names[i])), &each[i]);
-    for (int i = 1; i < MANY; i += 4)
-        assert_true(refdata_waiters_remove(&waiters, &each[i]));
-    assert_int_equal(chain_length(refdata_waiters_take_all(&waiters)), MANY / 4);
+    for (int i = 0; i < MANY; i++)
+        assert_int_equal(take(&waiters, str_from(names[i])), 1);
+    assert_int_equal(waiters.count, 0);
     map_deinit(&waiters);
     free(names);
     free(each);
@@ -81,8 +81,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_event_is_a_tenants_own),
-        cmocka_unit_test(all_who_wait_for_an_event_are_taken_at_once),
-        cmocka_unit_test(nobody_is_lost_while_it_grows),
+        cmocka_unit_test(all_waiters_of_an_event_are_found),
+        cmocka_unit_test(no_waiter_is_lost_while_the_map_grows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
