@@ -19,7 +19,7 @@ const char *const hydration_mode_names[] = {
     NULL,
 };
 
-const char *const hydration_reason_names[] = {
+static const char *const reason_names[] = {
     [HYDRATION_ABSENT] = "deleted_or_never_existed",
     [HYDRATION_INACCESSIBLE] = "inaccessible",
     NULL,
@@ -193,7 +193,7 @@ static enum status read_content(const struct json_value *payload, struct arena *
         event->data = value.raw;
         return STATUS_OK;
     default:
-        status = read_word(payload, "reason", hydration_reason_names, &word, error);
+        status = read_word(payload, "reason", reason_names, &word, error);
         event->reason = (enum hydration_reason)word;
         event->is_private |= event->reason == HYDRATION_INACCESSIBLE;
         return status;
@@ -286,7 +286,7 @@ unsigned hydration_event_put(const struct hydration_event *event, struct arena *
     if (event->kind == HYDRATION_EVENT_UPDATED)
         json_put_member_raw(out, "data", event->data);
     if (event->kind == HYDRATION_EVENT_NOT_FOUND)
-        json_put_member_str(out, "reason", str_from(hydration_reason_names[event->reason]));
+        json_put_member_str(out, "reason", str_from(reason_names[event->reason]));
     buf_put_char(out, '}');
     return put_headers(event, arena, headers);
 }

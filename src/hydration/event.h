@@ -49,7 +49,7 @@ struct hydration_event {
     struct str traceparent;
 };
 
-extern const char *const hydration_mode_names[], *const hydration_reason_names[];
+extern const char *const hydration_mode_names[];
 
 /* ---- cover.c: names ---- */
 bool hydration_is_type(struct str text);

@@ -12,15 +12,6 @@
 #define ROW(member) .offset = offsetof(struct hydration_settings, member)
 #define PLACE(member) .place_offset = 1 + offsetof(struct hydration_settings, member)
 
-const struct hydration_policy hydration_policy_default = {
-    .module = "hydration",
-    .wait_timeout_ms = 500,
-    .negative_cache_ttl_ms = 300000,
-    .in_flight_window_ms = 5000,
-    .max_retries = 1,
-    .retry_backoff_ms = 200,
-};
-
 /* The policy is the first member of every struct that has one, so that its rows fit into any table. */
 _Static_assert(offsetof(struct hydration_settings, policy) == 0, "POLICY_ROWS relies on it");
 

@@ -67,7 +67,6 @@ struct hydration_policy {
     const char *module; /* requester_module */
     int64_t wait_timeout_ms, negative_cache_ttl_ms, in_flight_window_ms, max_retries, retry_backoff_ms;
 };
-extern const struct hydration_policy hydration_policy_default; /* 500, 300000, 5000, 1, 200 */
 /* Block `hydration` of a consumer that can be switched off: the policy's names and `enabled`. */
 struct hydration_use {
     struct hydration_policy policy;
@@ -135,8 +134,6 @@ void hydration_waiter_cancel(struct hydration_waiter *waiter); /* on its loop; n
 void hydration_ask_and_wait(struct hydration *hydration, const struct hydration_policy *policy,
                             const struct hydration_need *needs, size_t count, struct arena *arena,
                             struct hydration_outcome *outcomes);
-const char *hydration_result_name(
-    enum hydration_result result); /* updated, not-found, timeout, unavailable */
 
 /* ---- owners (H6) ---- */
 enum hydration_found { HYDRATION_IS, HYDRATION_IS_NOT, HYDRATION_IS_HIDDEN /* from this caller */ };

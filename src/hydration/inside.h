@@ -322,6 +322,8 @@ static inline bool hydration_may_log(atomic_llong *logged_ns)
 
 /* ---- metrics.c (H7): any thread; after the first time on a thread without a lock ---- */
 void hydration_metrics_register(void); /* before the rest; main thread */
+const char *hydration_result_name(
+    enum hydration_result result); /* updated, not-found, timeout, unavailable */
 void hydration_count_outcome(const struct hydration_policy *policy, const struct hydration_outcome *outcome,
                              int64_t begun_ns, int64_t now_ns);
 void hydration_count_asked(const struct hydration_policy *policy, bool is_retry);

@@ -4,7 +4,6 @@
  * A batch is shared by the thread and its waiters; the last of them frees it. So a thread may stop waiting for a loop that hangs or
  * has ended. */
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -30,15 +29,19 @@ struct batch {
     struct arena arena;
     struct waiting *waitings;
     size_t count;
-    atomic_size_t holders;
     pthread_mutex_t lock;
     pthread_cond_t all_done;
-    size_t left; /* under the lock */
+    size_t holders; /* under the lock: the thread, and waiters that are not done */
 };
 
 static void batch_release(struct batch *batch)
 {
-    if (atomic_fetch_sub(&batch->holders, 1) != 1)
+    pthread_mutex_lock(&batch->lock);
+    size_t left = --batch->holders;
+    if (left == 1)
+        pthread_cond_signal(&batch->all_done);
+    pthread_mutex_unlock(&batch->lock);
+    if (left > 0)
         return;
     for (size_t i = 0; i < batch->count; i++)
         buf_deinit(&batch->waitings[i].text);
@@ -53,16 +56,11 @@ static void batch_release(struct batch *batch)
 static void on_waiting_done(struct hydration_waiter *waiter, const struct hydration_outcome *outcome)
 {
     struct waiting *waiting = CONTAINER_OF(waiter, struct waiting, waiter);
-    struct batch *batch = waiting->batch;
 
     waiting->outcome = *outcome;
     buf_put_str(&waiting->text, outcome->data);
     buf_put_str(&waiting->text, outcome->source_module);
-    pthread_mutex_lock(&batch->lock);
-    if (--batch->left == 0)
-        pthread_cond_signal(&batch->all_done);
-    pthread_mutex_unlock(&batch->lock);
-    batch_release(batch);
+    batch_release(waiting->batch);
 }
 
 static void on_waiting(struct loop *loop, struct loop_message *message)
@@ -83,14 +81,14 @@ static struct batch *make_batch(struct hydration *hydration, const struct hydrat
     *arena = ARENA(HYDRATION_ARENA_BYTES);
     batch->hydration = hydration;
     batch->policy = *policy;
-    batch->count = batch->left = count;
+    batch->count = count;
+    batch->holders = 1 + count;
     batch->waitings = arena_zalloc(arena, count * sizeof batch->waitings[0]);
     for (size_t i = 0; i < count; i++) {
         struct waiting *waiting = &batch->waitings[i];
         *waiting = (struct waiting){.message.on_message = on_waiting, .batch = batch, .need = needs[i]};
         hydration_need_keep(&waiting->need, arena_alloc(arena, hydration_need_bytes(&needs[i])));
     }
-    atomic_init(&batch->holders, 1 + count);
     pthread_mutex_init(&batch->lock, NULL);
     pthread_cond_init(&batch->all_done, NULL);
     return batch;
@@ -116,9 +114,9 @@ void hydration_ask_and_wait(struct hydration *hydration, const struct hydration_
     int64_t deadline_ns = clock_deadline_ms(policy->wait_timeout_ms + SLACK_MS);
     bool in_time = true;
     pthread_mutex_lock(&batch->lock);
-    while (batch->left > 0 && in_time)
+    while (batch->holders > 1 && in_time)
         in_time = clock_cond_wait(&batch->all_done, &batch->lock, deadline_ns);
-    bool are_all_done = batch->left == 0;
+    bool are_all_done = batch->holders == 1;
     pthread_mutex_unlock(&batch->lock);
     for (size_t i = 0; i < count && are_all_done; i++) {
         const struct waiting *waiting = &batch->waitings[i];

@@ -214,7 +214,7 @@ static enum status subscribe_events(struct hydration *hydration, struct bus *bus
 {
     const struct bus_subscription every = {
         .topic = topic,
-        .group = "hydration-heard",
+        .group = "hydration-received",
         .mode = BUS_EVERY,
         .from = BUS_FROM_NOW, /* no lookup waits for earlier ones */
         .context = hydration,

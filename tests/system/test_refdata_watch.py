@@ -10,79 +10,10 @@ import uuid
 import pytest
 
 from lib.config import base_config, merge
-from lib.refdata import make_table, module_refdata_db, path, pod, raise_version, set_version, sql_dictionary  # noqa: F401
+from lib.refdata import make_table, module_refdata_db, path, pod, set_version, sql_dictionary  # noqa: F401
 from lib.wait import eventually
-from lib.watcher import Watcher
+from lib.watcher import Follower, Watcher, Writer
 from lib.wire import request_bytes
-
-class Writer:
-    """Somebody else's program that does as apply does: items, version and outbox row in one transaction. Remembers the
-    content of every version."""
-
-    def __init__(self, database, tenant, code="B", version=0):
-        self.connection = database.connect()
-        self.connection.autocommit = False
-        self.code, self.tenant, self.version = code, tenant, version
-        self.content, self.history = {}, {version: {}}
-
-    def update(self, upserts=(), deletes=(), keys=True):
-        """keys=None leaves the row's keys null, as a snapshot's are."""
-        upserts = dict(upserts)
-        with self.connection.cursor() as cursor:
-            event = str(uuid.uuid4())
-            self.version, previous = raise_version(cursor, self.code, event, self.tenant)
-            for key, payload in upserts.items():
-                cursor.execute("insert into refdata.dictionary_item (tenant_id, dict_code, item_key, payload)"
-                               " values (%s, %s, %s, %s) on conflict (tenant_id, dict_code, item_key)"
-                               " do update set payload = excluded.payload",
-                               (self.tenant, self.code, key, json.dumps(payload)))
-            for key in deletes:
-                cursor.execute("delete from refdata.dictionary_item where tenant_id = %s and dict_code = %s"
-                               " and item_key = %s", (self.tenant, self.code, key))
-            cursor.execute("insert into refdata.outbox_event (tenant_id, event_id, dict_code, version, payload, keys,"
-                           " published, published_at, previous_event_id) values (%s, %s, %s, %s, '{}', %s, true, now(), %s)",
-                           (self.tenant, event, self.code, self.version, [*upserts, *deletes] if keys else None, previous))
-        self.content = {**self.content, **upserts}
-        for key in deletes:
-            self.content.pop(key, None)
-        self.history[self.version] = self.content  # before the commit: a reader may be faster than this line
-        self.connection.commit()
-        return self.version
-
-    def snapshot(self, items):
-        return self.update(items, [key for key in self.content if key not in items], keys=None)
-
-    def close(self):
-        self.connection.close()
-
-
-class Follower:
-    """A map that follows a stream, and is compared with the writer's record at every upToDate."""
-
-    def __init__(self, writer, content, version):
-        self.writer, self.content, self.version = writer, dict(content), version
-        self.marks = 0
-
-    def take(self, line):
-        if "upToDate" in line:
-            assert set(line) == {"upToDate"} and line["upToDate"] >= self.version
-            self.version = line["upToDate"]
-            assert self.content == self.writer.history[self.version], f"at version {self.version}"
-            self.marks += 1
-        elif "heartbeat" in line:
-            assert set(line) == {"heartbeat"} and line["heartbeat"] == self.version
-        elif line["op"] == "UPSERT":
-            assert set(line) == {"version", "key", "op", "payload"} and line["version"] > self.version
-            self.content[line["key"]] = line["payload"]
-        else:
-            assert set(line) == {"version", "key", "op"} and line["op"] == "DELETE" and line["version"] > self.version
-            self.content.pop(line["key"], None)
-
-    def follow(self, watcher, version):
-        while self.version < version:
-            line = watcher.line()
-            assert line is not None
-            self.take(line)
 
 
 def watch_pod(serve, database, *dictionaries, **watch):

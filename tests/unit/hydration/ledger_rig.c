@@ -56,7 +56,12 @@ void copies_expire(void)
 
 struct hydration_policy policy_of(void)
 {
-    struct hydration_policy policy = hydration_policy_default;
+    struct hydration_policy policy = {.module = "hydration",
+                                      .wait_timeout_ms = 500,
+                                      .negative_cache_ttl_ms = 300000,
+                                      .in_flight_window_ms = 5000,
+                                      .max_retries = 1,
+                                      .retry_backoff_ms = 200};
     policy.in_flight_window_ms = 600000; /* ends when a test says so */
     return policy;
 }

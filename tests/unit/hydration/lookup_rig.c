@@ -20,6 +20,12 @@ const struct hydration_finding in_ledger = {.verdict = HYDRATION_LEDGER_COPY,
                                not_in_ledger = {.verdict = HYDRATION_LEDGER_ABSENT, .ttl_ms = 300000},
                                join_others = {.verdict = HYDRATION_LEDGER_JOIN, .ttl_ms = 60000};
 
+static const struct hydration_policy default_policy = {.module = "hydration",
+                                                       .wait_timeout_ms = 500,
+                                                       .negative_cache_ttl_ms = 300000,
+                                                       .in_flight_window_ms = 5000,
+                                                       .max_retries = 1,
+                                                       .retry_backoff_ms = 200};
 static struct hydration_settings settings;
 static const struct str title = {"title", 5};
 const struct hydration_cover rig_existence = {.mode = HYDRATION_EXISTENCE},
@@ -403,11 +409,9 @@ int rig_open(void **state)
 {
     (void)state;
     static struct hydration_shard *shards[1];
-    settings = (struct hydration_settings){.policy = hydration_policy_default,
-                                           .copy_ttl_ms = 300000,
-                                           .memory_entries = 1024,
-                                           .memory_bytes = 1024 * 1024};
-    rig_policy = hydration_policy_default;
+    settings = (struct hydration_settings){
+        .policy = default_policy, .copy_ttl_ms = 300000, .memory_entries = 1024, .memory_bytes = 1024 * 1024};
+    rig_policy = default_policy;
     rig_policy.module = "test";
     rig_policy.wait_timeout_ms = PATIENCE_MS; /* tests of time say otherwise */
     rig_policy.retry_backoff_ms = PATIENCE_MS;

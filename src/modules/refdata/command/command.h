@@ -94,9 +94,6 @@ struct refdata_post {
     struct error error; /* of REFUSED and UNKNOWN */
 };
 
-/* ---- post.c ---- */
-void refdata_post_update(struct http_request *request); /* the POST route */
-
 /* ---- status.c ---- */
 void refdata_get_update(struct http_request *request); /* the GET route */
 
@@ -124,11 +121,6 @@ struct hydration;
 
 /* False: no item can have that id. */
 bool refdata_owner_read_id(struct str id, struct str *code, struct str *key);
-/* Any thread that may block, before an item is read for a consumer: from now on updates of this pair write down what they
- * change (refdata.item_change), for as long as consumers may hold the item. */
-enum status refdata_owner_mark(struct refdata_database *database, const struct hydration *hydration,
-                               struct str tenant, struct str code, int64_t deadline_ns,
-                               struct error *error) MUST_CHECK;
 /* In start(), where the role command runs. */
 void refdata_owner_provide(struct refdata *refdata);
 

@@ -35,8 +35,10 @@ static const struct db_statement mark_sql = DB_STATEMENT(
 
 enum { MARK_MS = 60 * 1000 };
 
-enum status refdata_owner_mark(struct refdata_database *database, const struct hydration *hydration,
-                               struct str tenant, struct str code, int64_t deadline_ns, struct error *error)
+/* Before an item is read for a consumer: from now on updates of this pair write down what they change (refdata.item_change), for as
+ * long as consumers may hold the item. */
+static enum status mark_hydrated(struct refdata_database *database, const struct hydration *hydration,
+                                 struct str tenant, struct str code, int64_t deadline_ns, struct error *error)
 {
     struct hash128 pair = hash_item(tenant, code);
     struct refdata_marks *marks = &database->marks;
@@ -75,8 +77,8 @@ static enum status look_up_item(void *context, const struct hydration_need *need
     const struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, code);
     bool is_answered = dictionary && !atomic_load(&dictionary->read_scope);
     if (is_answered)
-        status = refdata_owner_mark(dictionary->database, kernel_hydration(refdata->kernel), need->tenant,
-                                    code, deadline_ns, error);
+        status = mark_hydrated(dictionary->database, kernel_hydration(refdata->kernel), need->tenant, code,
+                               deadline_ns, error);
     if (is_answered && status == STATUS_OK && atomic_load(&dictionary->state) != REFDATA_READY)
         status = error_set(error, STATUS_DICTIONARY_UNAVAILABLE, "PostgreSQL has not checked its SQL yet");
     if (is_answered && status == STATUS_OK) {

@@ -29,14 +29,6 @@ enum {
     REREAD_MAX_MS = 40,
 };
 
-const struct http_route refdata_command_routes[] = {
-    {HTTP_POST, REFDATA_UPDATES_ROUTE, refdata_post_update, .tenant_param = "tenantId",
-     .idempotency = HTTP_KEY_REJECT},
-    {HTTP_GET, "/v1/tenants/{tenantId}/updates/{eventId}", refdata_get_update, .kind = HTTP_WORKER,
-     .tenant_param = "tenantId"},
-    {.handler = NULL},
-};
-
 /* ---- answers ---- */
 
 enum update_result { ACCEPTED, REPLAYED, REJECTED, UNAVAILABLE };
@@ -454,7 +446,7 @@ static void parsing_done(struct worker_job *job)
         hand_to_committer(post);
 }
 
-void refdata_post_update(struct http_request *request)
+static void post_update(struct http_request *request)
 {
     struct refdata *refdata = request->context;
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
@@ -490,3 +482,11 @@ void refdata_post_update(struct http_request *request)
             refuse_post(post, &(struct error){.status = STATUS_OVERLOADED});
     }
 }
+
+const struct http_route refdata_command_routes[] = {
+    {HTTP_POST, REFDATA_UPDATES_ROUTE, post_update, .tenant_param = "tenantId",
+     .idempotency = HTTP_KEY_REJECT},
+    {HTTP_GET, "/v1/tenants/{tenantId}/updates/{eventId}", refdata_get_update, .kind = HTTP_WORKER,
+     .tenant_param = "tenantId"},
+    {.handler = NULL},
+};

@@ -1,5 +1,5 @@
-/* The barrier's two halves: a reader's own loop parks and answers it, the home loop knows the waiting requests. They speak
- * by asks (ask.h). */
+/* The barrier's two halves: a reader's own loop parks and answers it, the home loop has the list of waiting requests. They exchange
+ * asks (ask.h). */
 #include "modules/refdata/query/reading.h"
 
 #include "base/clock.h"
@@ -18,7 +18,7 @@ void refdata_barrier_loaded(struct refdata_holding *holding, int64_t version)
             refdata_ask_again(ask);
         else if (ask->expires_ns > now_ns)
             STAILQ_INSERT_TAIL(&holding->waiting, ask, next);
-        else /* it went on to the primary, or is gone: nobody skips the debounce for it */
+        else /* it went on to the primary, or is gone: no load skips the debounce for it */
             refdata_ask_free(ask);
     }
 }

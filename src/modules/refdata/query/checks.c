@@ -209,7 +209,7 @@ static void checks_finish(void *context)
             "dictionary_digest_mismatch", LOG_STR("tenantId", holding->tenant),
             LOG_STR("dictCode", holding->code), LOG_INT("version", checks->version),
             LOG_CSTR("meaning",
-                     "data changed without its keys in refdata.outbox_event: all of it is loaded anew"));
+                     "data changed without its keys in refdata.outbox_event: all of it is loaded again"));
         if (holding->basis == BASIS_HELD)
             holding->basis = BASIS_NONE;
         refdata_schedule_want(holding, 0);

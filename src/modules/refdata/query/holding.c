@@ -43,7 +43,7 @@ struct refdata_table *refdata_table_add(struct refdata_table *table, struct refd
     return table;
 }
 
-/* Moves back what stands behind the gap and would no longer be found across it. */
+/* Moves entries after the gap back, where a search would stop at the gap. */
 void refdata_table_remove(struct refdata_table *table, const struct refdata_holding *holding)
 {
     size_t gap = holding->hash & table->mask;

@@ -1,6 +1,6 @@
 /* What this pod holds: one holding per (tenant, dictionary) pair, in a table that every loop reads without a lock.
  *
- * The home loop owns the holdings and a table of its own; readers see a copy of that table behind one atomic pointer,
+ * The home loop owns the holdings and a table of its own; readers see a copy of that table by one atomic pointer,
  * replaced at the end of a tick in which pairs came or went. Replaced tables and dropped holdings are freed after a
  * grace period. */
 #ifndef FRESHET_REFDATA_HOLDING_H
@@ -89,8 +89,8 @@ struct refdata_holding {
     int64_t committed_version; /* as the sweep last saw it */
     int64_t lost_version; /* up to here a number may also mean a version that was lost (R14); 0 = none was */
     int64_t drift_checked_at_ns, drift_value;
-    int64_t drift_version; /* -1 = the value is not known */
-    struct metric_series *lag, *version_gauge, *items, *memory_gauge, *drift;
+    int64_t drift_version;           /* -1 = the value is not known */
+    struct metric_series *series[5]; /* metrics.c */
 
     _Atomic uint32_t
         used_at_s[]; /* per loop: seconds of the monotonic clock; written at most once a second */

@@ -1,5 +1,5 @@
-/* The keeper: decides, on the home loop alone, which pairs are held and what is dropped (R17), and answers those who
- * ask for a pair that is not there yet. When a pair loads is schedule.c's business. */
+/* The keeper: decides, on the home loop alone, which pairs are held and what is dropped (R17), and answers asks
+ * for a pair that is not there yet. When a pair loads is schedule.c's business. */
 #include <stdlib.h>
 
 #include "base/log.h"

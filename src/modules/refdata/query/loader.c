@@ -14,7 +14,9 @@
 #include "modules/refdata/query/query.h"
 
 #define ROW_BYTES_MAX (16u << 20)
-enum { ATTEMPTS = 2 }; /* DB_RETRY: a prepared statement was dropped, and the next attempt prepares it anew */
+enum {
+    ATTEMPTS = 2
+}; /* DB_RETRY: a prepared statement was dropped, and the next attempt prepares it again */
 
 static const struct db_statement begin_sql = DB_STATEMENT("begin isolation level repeatable read read only");
 /* By the primary key. */
@@ -231,7 +233,7 @@ void refdata_load_end(struct refdata_load *load)
     refdata_dictionary_unref(load->dictionary);
 }
 
-/* What was loaded goes home before the transaction is closed: no waiter waits for that round trip. So the home loop and the worker
+/* What was loaded is sent to the home loop before the transaction is closed: no waiter waits for that round trip. So the home loop and the worker
  * both use it; the last of them frees it. */
 struct load_job {
     struct worker_job job;

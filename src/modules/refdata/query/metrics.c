@@ -13,7 +13,7 @@
     }
 
 enum {
-    VERSION_LAG = REFDATA_METRICS,
+    VERSION_LAG = REFDATA_METRICS, /* this and the next four: holding->series */
     VERSION,
     ITEMS,
     MEMORY,
@@ -75,43 +75,44 @@ struct metric_family *const refdata_metrics[] = {
     NULL,
 };
 
-/* The series of a pair are there from its first load: before it there is no version to speak of. */
+/* The series of a pair are there from its first load: before it there is no version. That of its drift: from its first check. */
+static struct metric_series *series_of(struct refdata_holding *holding, unsigned family)
+{
+    struct metric_series **series = &holding->series[family - VERSION_LAG];
+    if (!*series)
+        *series =
+            metric_series_get(refdata_metrics[family], (const struct str[]){holding->tenant, holding->code});
+    return *series;
+}
+
 void refdata_metrics_detach(struct refdata_holding *holding)
 {
-    struct metric_series *const series[] = {holding->lag, holding->version_gauge, holding->items,
-                                            holding->memory_gauge, holding->drift};
-    for (size_t i = 0; i < sizeof series / sizeof *series; i++)
-        if (series[i])
-            metric_series_drop(series[i]);
+    for (size_t i = 0; i < sizeof holding->series / sizeof *holding->series; i++)
+        if (holding->series[i])
+            metric_series_drop(holding->series[i]);
 }
 
 void refdata_metrics_loaded(struct refdata_holding *holding, const struct refdata_loaded *loaded,
                             bool is_update)
 {
     const struct cache_info *info = cache_snapshot_info(loaded->snapshot);
-    const struct str pair[] = {holding->tenant, holding->code};
     const struct str load[] = {holding->code, refdata_loaded_is_delta(loaded) ? STR("delta") : STR("full")};
-    if (!holding->lag) {
-        holding->lag = metric_series_get(refdata_metrics[VERSION_LAG], pair);
-        holding->version_gauge = metric_series_get(refdata_metrics[VERSION], pair);
-        holding->items = metric_series_get(refdata_metrics[ITEMS], pair);
-        holding->memory_gauge = metric_series_get(refdata_metrics[MEMORY], pair);
-    }
-    metric_set(holding->version_gauge, (double)info->version);
-    metric_set(holding->items, (double)info->item_count);
-    metric_set(holding->memory_gauge, (double)info->memory_bytes);
+    metric_set(series_of(holding, VERSION), (double)info->version);
+    metric_set(series_of(holding, ITEMS), (double)info->item_count);
+    metric_set(series_of(holding, MEMORY), (double)info->memory_bytes);
     metric_observe(metric_series_get(refdata_metrics[RELOAD_SECONDS], load), loaded->seconds);
     if (is_update && loaded->committed_at_us)
         metric_observe(metric_series_get(refdata_metrics[FRESHNESS], &holding->code),
                        (double)(clock_unix_us() - loaded->committed_at_us) / 1e6);
+    (void)series_of(holding, VERSION_LAG);
     refdata_metrics_lag(holding, info->version);
 }
 
 void refdata_metrics_lag(const struct refdata_holding *holding, int64_t local_version)
 {
     int64_t behind = holding->committed_version - (local_version > 0 ? local_version : 0);
-    if (holding->lag)
-        metric_set(holding->lag, behind > 0 ? (double)behind : 0);
+    if (holding->series[0])
+        metric_set(holding->series[0], behind > 0 ? (double)behind : 0);
 }
 
 void refdata_metrics_count(enum refdata_metric counter, struct str label)
@@ -121,10 +122,7 @@ void refdata_metrics_count(enum refdata_metric counter, struct str label)
 
 void refdata_metrics_drift(struct refdata_holding *holding)
 {
-    if (!holding->drift) /* a series only where there is a check */
-        holding->drift = metric_series_get(refdata_metrics[DRIFT_VALUE],
-                                           (const struct str[]){holding->tenant, holding->code});
-    metric_set(holding->drift, (double)holding->drift_value);
+    metric_set(series_of(holding, DRIFT_VALUE), (double)holding->drift_value);
 }
 
 void refdata_metrics_dictionary(const struct refdata_dictionary *dictionary)

@@ -116,7 +116,7 @@ enum status refdata_delta_build(const struct refdata_load *load, const struct re
                                 struct error *error) MUST_CHECK;
 
 /* ---- primary.c: questions to the primary on behalf of readers: is a version committed, and what do these keys hold ----
- * On threads of their own, bounded in number and queue, behind the pool's circuit breaker (R21). */
+ * On threads of their own, bounded in number and queue, after the pool's circuit breaker (R21). */
 struct refdata_primary_answer {
     enum status status;
     struct error error;

@@ -4,13 +4,11 @@
 
 #include "modules/refdata/query/query.h"
 
-#define REFDATA_HEADERS_BYTES 192
-
 struct refdata_reading {
     const struct refdata_holding *holding;
     const struct cache_snapshot *snapshot; /* valid until the handler returns */
     const struct cache_info *info;
-    char headers[REFDATA_HEADERS_BYTES]; /* X-Dict-Version, X-Data-Source */
+    char headers[192]; /* X-Dict-Version, X-Data-Source */
     size_t headers_len;
 };
 

@@ -15,7 +15,7 @@
 /* A row that is too large costs PostgreSQL up to 1 GB a try: it is not tried again soon, unless something was changed. */
 #define TOO_LARGE_RETRY_MS (5 * 60 * 1000)
 
-static bool somebody_waits(const struct refdata_holding *holding)
+static bool has_waiters(const struct refdata_holding *holding)
 {
     return !STAILQ_EMPTY(&holding->waiting);
 }
@@ -57,9 +57,9 @@ static void enqueue(struct refdata_holding *holding)
     struct refdata_holding *after = NULL;
     refdata_holding_move(holding, HOLDING_QUEUED);
     holding->queue = may_be_delta(holding) ? &refdata->delta_loads : &refdata->full_loads;
-    if (somebody_waits(holding))
+    if (has_waiters(holding))
         TAILQ_FOREACH(after, &holding->queue->holdings, queued)
-            if (!somebody_waits(after))
+            if (!has_waiters(after))
                 break;
     if (after)
         TAILQ_INSERT_BEFORE(after, holding, queued);
@@ -82,7 +82,7 @@ void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms)
         if (holding->state == HOLDING_IDLE) /* loaded when the check is done: refdata_schedule_checked() */
             refdata_holding_move(holding, HOLDING_WANTED);
     } else if (delay_ms <= 0) {
-        if (holding->state != HOLDING_QUEUED || somebody_waits(holding)) /* then before those without */
+        if (holding->state != HOLDING_QUEUED || has_waiters(holding)) /* then before those without */
             enqueue(holding);
     } else if (holding->state == HOLDING_IDLE || holding->state == HOLDING_WANTED) {
         refdata_holding_move(holding, HOLDING_DELAYED);
@@ -98,7 +98,7 @@ static int64_t pause_ms(const struct refdata_holding *holding)
         may_be_delta(holding) ? DELTA_WINDOW_MS : atomic_load(&holding->refdata->catalog)->cache.debounce_ms;
     int64_t debounced_ns = holding->began_ns + window_ms * CLOCK_NS_PER_MS;
     int64_t due_ns = holding->retry_at_ns;
-    if (somebody_waits(holding))
+    if (has_waiters(holding))
         return 0;
     if (holding->began_ns && due_ns < debounced_ns)
         due_ns = debounced_ns;
@@ -275,7 +275,7 @@ void refdata_schedule_checked(struct refdata *refdata, struct refdata_dictionary
                 refdata_holding_move(holding, HOLDING_WANTED);
         } else if (holding->state == HOLDING_WANTED ||
                    holding->state == HOLDING_DELAYED) { /* at a start: of many pods at once, perhaps */
-            refdata_schedule_want(holding, somebody_waits(holding) ? 0 : refdata_schedule_jitter_ms(refdata));
+            refdata_schedule_want(holding, has_waiters(holding) ? 0 : refdata_schedule_jitter_ms(refdata));
         }
     }
     refdata_keeper_update_health(refdata);
