@@ -233,7 +233,7 @@ void kernel_site_stop_senders(struct kernel_site *site)
 
 void kernel_site_stop(struct kernel_site *site)
 {
-    for (size_t i = 0; i < site->bus_count; i++)
+    for (size_t i = site->bus_count; i-- > 0;) /* the last may publish to the first */
         bus_stop(site->buses[i], grace_left_ms(site));
     stop_parts(site, true);
     if (site->pool)

@@ -22,7 +22,7 @@
 
 struct kernel;
 
-enum { KERNEL_PARTS_MAX = 16, KERNEL_BUSES_MAX = 2, KERNEL_OUTBOXES_MAX = 16, KERNEL_TASKS_MAX = 32 };
+enum { KERNEL_PARTS_MAX = 16, KERNEL_BUSES_MAX = 3, KERNEL_OUTBOXES_MAX = 16, KERNEL_TASKS_MAX = 32 };
 
 /* A part of what a site runs. `part` is what create() returned. */
 struct kernel_part {

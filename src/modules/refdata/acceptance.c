@@ -148,10 +148,7 @@ void refdata_acceptance_take_new(struct refdata_acceptance *update)
 static void read_state(const struct db_result *result, size_t row, unsigned first,
                        struct refdata_state *state)
 {
-    struct str status = db_result_str(result, row, first + 1);
-    state->decision = str_eq(status, STR("COMMITTED")) ? REFDATA_COMMITTED
-                      : str_eq(status, STR("FAILED"))  ? REFDATA_FAILED
-                                                       : REFDATA_PENDING;
+    state->decision = refdata_decision_of(db_result_str(result, row, first + 1));
     state->version = db_result_i64(result, row, first + 2);
     str_copy(state->event_id, sizeof state->event_id, db_result_str(result, row, first));
     str_copy(state->code, sizeof state->code, db_result_str(result, row, first + 3));

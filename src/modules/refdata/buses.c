@@ -122,7 +122,7 @@ static bool is_needed(const struct refdata *refdata, enum refdata_need bus)
     return refdata_has_role(refdata, "relay") || refdata_has_role(refdata, "query");
 }
 
-/* The first database of the file has the names as they are, whatever a reload puts before it; others have theirs behind. */
+/* The first database of the file has the names as they are, whatever a reload puts before it; others have their own name appended. */
 static void name_group(const struct refdata_database *database, struct str group, int engine,
                        char out[REFDATA_GROUP_BYTES])
 {
@@ -144,7 +144,7 @@ enum status refdata_buses_open(struct refdata_database *database, struct error *
     buses->shared = bus->commands == KERNEL_KAFKA;
     buses->buries = !buses->shared || str_eq(database->name, blocks[0].name);
     buses->commands_topic = buses->shared ? kafka->commands_topic.ptr : REFDATA_COMMANDS;
-    /* No more than there are connections for: a handler that waits for one keeps a thread from those who accept updates. */
+    /* No more than there are connections for: a handler that waits for one takes a thread from those that accept updates. */
     buses->parallel = (unsigned)(buses->shared ? kafka->handlers : bus->handlers);
     name_group(database, buses->shared ? kafka->group : STR(REFDATA_APPLY_GROUP), bus->commands,
                buses->apply_group);
@@ -188,8 +188,7 @@ bool refdata_buses_are_up(const struct refdata_database *database, enum refdata_
     if (needs == REFDATA_NEEDS_INVALIDATIONS && settings->invalidations == KERNEL_REDIS)
         return bus_redis_is_up(database->buses.invalidations);
     if (needs == REFDATA_NEEDS_SOURCES && database->refdata->first->adapter.sources.count > 0)
-        return database->adapter && refdata_adapter_reads(database->adapter) &&
-               refdata_adapter_is_up(database->adapter);
+        return database->adapter && refdata_adapter_is_up(database->adapter);
     return true;
 }
 

@@ -13,7 +13,7 @@ struct health;
 struct refdata;
 struct refdata_database;
 
-/* As they are called in PostgreSQL, and elsewhere unless the file says otherwise. */
+/* As they are called in PostgreSQL, and elsewhere unless the file has other names. */
 #define REFDATA_COMMANDS "refdata.commands"
 #define REFDATA_INVALIDATIONS "refdata.invalidations"
 #define REFDATA_APPLY_GROUP "refdata-apply"
@@ -31,10 +31,10 @@ struct refdata_buses {
 
 /* On the home loop; from then on they are the site's. CONFIG when an engine's settings cannot be understood. */
 enum status refdata_buses_open(struct refdata_database *database, struct error *error) MUST_CHECK;
-/* A Kafka bus that connects as the file's `kafka:` says. Workers, target and topics are the caller's; the rest is filled in. */
+/* A Kafka bus that connects by the file's `kafka:`. Workers, target and topics are the caller's; the rest is filled in. */
 enum status refdata_buses_open_kafka(const struct refdata *refdata, const struct bus_kafka_config *own,
                                      struct bus **bus, struct error *error) MUST_CHECK;
-/* On any loop: does the engine behind that bus answer? PostgreSQL's own is not asked. */
+/* On any loop: does the engine of that bus answer? PostgreSQL's own is not asked. */
 enum refdata_need {
     REFDATA_NEEDS_NO_BUS,
     REFDATA_NEEDS_COMMANDS,

@@ -11,6 +11,7 @@ enum {
     /* Beside handlers of commands, all at once: the committer, changes, two of the commands' outbox and two of the relay's,
      * invalidations, rereading decisions, upkeep of the bus and of apply. */
     OWN_THREADS = 10,
+    ADAPTER_THREADS = 2, /* beside its handlers */
     STOP_GRACE_MS = 5000,
 };
 
@@ -35,7 +36,7 @@ enum status refdata_database_create(const struct kernel_postgres *settings, stru
     struct refdata_database *database = memory_zalloc(sizeof *database);
     struct db_target target = kernel_postgres_target(settings);
     target.name = settings->name.ptr;
-    pthread_mutex_init(&database->marks.lock, NULL);
+    pthread_mutex_init(&database->hydrated.lock, NULL);
     atomic_init(&database->refs, 1);
     database->fingerprint = refdata_database_fingerprint(settings);
     enum status status = kernel_site_init(&database->site, kernel, &target, error);
@@ -58,7 +59,7 @@ void refdata_database_unref(struct refdata_database *database)
     if (atomic_fetch_sub(&database->refs, 1) != 1)
         return;
     kernel_site_deinit(&database->site);
-    pthread_mutex_destroy(&database->marks.lock);
+    pthread_mutex_destroy(&database->hydrated.lock);
     free(database);
 }
 
@@ -87,6 +88,8 @@ void refdata_database_start(struct refdata_database *database)
     int64_t handlers = bus->commands == KERNEL_KAFKA ? refdata->first->kafka.handlers : bus->handlers;
     if (database->is_started || database->is_closing)
         return;
+    if (refdata_has_role(refdata, "adapter") && refdata->first->adapter.sources.count > 0)
+        handlers += refdata->first->adapter.handlers + ADAPTER_THREADS; /* a burst delays nothing else */
     database->is_started = true;
     site->workers = worker_pool_create("flow", (unsigned)handlers + OWN_THREADS, SIZE_MAX);
     enum status status = refdata_buses_open(database, &error);

@@ -28,15 +28,15 @@ struct refdata_catalog;
 /* On a command whose sender waits for its decision: apply then sends a notice of it to every process. */
 #define REFDATA_HEADER_WAITED "waited"
 
-/* Pairs that this process has marked as hydrated a moment ago (command/owner.c). One that loses its place to another is
- * marked again. */
-enum { REFDATA_MARKS = 256 };
-struct refdata_marks {
+/* Pairs whose dictionary_meta row this process has just set as hydrated (command/owner.c). One that loses its place to another is
+ * set again. */
+enum { REFDATA_HYDRATED_PAIRS = 256 };
+struct refdata_hydrated {
     pthread_mutex_t lock;
-    struct refdata_mark {
+    struct refdata_hydrated_pair {
         struct hash128 pair;
         int64_t until_ns;
-    } at[REFDATA_MARKS];
+    } at[REFDATA_HYDRATED_PAIRS];
 };
 
 struct refdata_database {
@@ -44,7 +44,7 @@ struct refdata_database {
     struct kernel_site site;
     struct str name;
     uint64_t fingerprint; /* of its settings: the same block is kept over a reload */
-    struct refdata_marks marks;
+    struct refdata_hydrated hydrated;
 
     struct refdata *refdata;         /* NULL until it is opened */
     struct refdata_catalog *catalog; /* referenced: the last that names it; refdata_database_catalog() */
@@ -61,7 +61,7 @@ struct refdata_database {
     bool is_upkeep_failing; /* the task's: logged once */
     struct outbox *relay;   /* relay/: this, where the role runs, or a notifier that wakes it elsewhere */
     struct db_notifier *relay_notifier;
-    struct refdata_adapter *adapter;             /* adapter/ */
+    struct refdata_adapter *adapter;             /* adapter/: NULL also where no source writes to it */
     struct refdata_invalidations *invalidations; /* query/: receives new versions */
 };
 
@@ -112,7 +112,6 @@ void refdata_decisions_put_committed(struct buf *out, struct str tenant, struct 
                                      int64_t version);
 /* Any thread, after the commit: an item of a hydrated dictionary changed. Wakes whichever process publishes it. */
 void refdata_decisions_changed_items(struct refdata_decisions *decisions);
-bool refdata_adapter_reads(const struct refdata_adapter *adapter); /* any loop: has it a source here? */
 bool refdata_adapter_is_up(const struct refdata_adapter *adapter); /* any loop: does its Kafka answer? */
 /* What refdata's outboxes have in common. */
 #define REFDATA_OUTBOX_COLUMNS                                                                               \

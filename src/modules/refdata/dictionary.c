@@ -170,7 +170,7 @@ static enum status compile(const struct making *making, size_t field, struct ref
                    "shared: true");
 }
 
-/* Settings that contradict each other: said at the field that should go or come. */
+/* Settings that contradict each other: reported at the field that has to be removed or added. */
 static enum status check_together(const struct making *making, const struct refdata_dictionary *dictionary)
 {
     const struct refdata_dictionary_settings *settings = making->settings;

@@ -53,22 +53,6 @@ static const struct refdata_rows_sql upsert_sql = REFDATA_ROWS_SQL(UPSERT, "$1, 
     " where i.tenant_id = u.t and i.dict_code = u.d and i.item_key = u.k and not i.deleted"
 static const struct refdata_rows_sql delete_sql = REFDATA_ROWS_SQL(DELETE, "$1, $2, $3");
 
-/* Several deltas are one: of each key only the last item is written. */
-static void write_merged(const struct refdata_merge *merge, struct refdata_writer *writer)
-{
-    struct refdata_columns upserts, deletes;
-    refdata_columns_begin(&upserts, 4, writer->arena);
-    refdata_columns_begin(&deletes, 3, writer->arena);
-    for (size_t i = 0; i < merge->count; i++) {
-        const struct refdata_merged *merged = &merge->at[i];
-        struct refdata_columns *columns = merged->item->is_delete ? &deletes : &upserts;
-        refdata_columns_add(columns, REFDATA_ROW(merged->change->tenant, merged->change->dictionary->code,
-                                                 merged->item->key, merged->item->payload));
-    }
-    refdata_columns_write(&upserts, &upsert_sql, writer);
-    refdata_columns_write(&deletes, &delete_sql, writer);
-}
-
 /* ---- templates ---- */
 
 struct change_values { /* of a template's parameters; the numbers have their text here */
@@ -117,10 +101,12 @@ static void write_json(const struct refdata_write *change, struct str json, stru
 
 /* ---- deltas ---- */
 
-/* Built-in ones first: what follows templates is planned freely. */
+/* Built-in ones first, since what follows templates is planned freely. Several are one: of each key only the last item is
+ * written. */
 void refdata_write_deltas(const struct refdata_write *changes, size_t count, struct refdata_writer *writer)
 {
     const struct refdata_write *change, *end = changes + count;
+    struct refdata_columns upserts, deletes;
     struct change_values values;
     struct refdata_merge merge;
     size_t item_count = 0;
@@ -130,7 +116,14 @@ void refdata_write_deltas(const struct refdata_write *changes, size_t count, str
     for (change = changes; change < end; change++)
         for (size_t i = 0; change->dictionary->is_builtin && i < change->item_count; i++)
             refdata_merge_put(&merge, change, &change->items[i]);
-    write_merged(&merge, writer);
+    refdata_columns_begin(&upserts, 4, writer->arena);
+    refdata_columns_begin(&deletes, 3, writer->arena);
+    for (const struct refdata_merged *merged = merge.at; merged < merge.at + merge.count; merged++)
+        refdata_columns_add(merged->item->is_delete ? &deletes : &upserts,
+                            REFDATA_ROW(merged->change->tenant, merged->change->dictionary->code,
+                                        merged->item->key, merged->item->payload));
+    refdata_columns_write(&upserts, &upsert_sql, writer);
+    refdata_columns_write(&deletes, &delete_sql, writer);
     for (change = changes; change < end; change++) {
         if (change->dictionary->is_builtin)
             continue;

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "modules/refdata/adapter/adapter.h"
+#include "modules/refdata/apply/apply.h"
 #include "modules/refdata/command/command.h"
 #include "modules/refdata/commands.h"
 #include "modules/refdata/query/query.h"
@@ -161,6 +162,8 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
         refdata_keeper_preload(refdata);
     if (refdata_has_role(refdata, "command"))
         refdata_owner_provide(refdata);
+    if (refdata_has_role(refdata, "apply"))
+        refdata_apply_metrics_register();
     refdata_databases_open(refdata, catalog);
     refdata_sweeps_start(refdata);
     *state = refdata;
@@ -181,7 +184,7 @@ static void reload_on_home(void *arg)
 {
     struct reload *reload = arg;
     struct refdata *refdata = reload->refdata;
-    refdata_databases_open(refdata, reload->catalog); /* before anybody can find it wanting */
+    refdata_databases_open(refdata, reload->catalog); /* before a request can use it */
     pthread_mutex_lock(&refdata->catalog_lock);
     struct refdata_catalog *before = atomic_exchange(&refdata->catalog, reload->catalog);
     pthread_mutex_unlock(&refdata->catalog_lock);

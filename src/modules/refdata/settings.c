@@ -183,9 +183,9 @@ static const struct setting_row update_rows[] = {
 #define WATCH_ROW(member) ROW(watch.member)
 static const struct setting_row watch_rows[] = {
     {"heartbeat", SETTING_DURATION_MS, WATCH_ROW(heartbeat_ms),
-     "How often a quiet stream of changes says so.", "15s", 10, HOUR_MS, .reloadable = true},
+     "How often a stream without changes sends a heartbeat.", "15s", 10, HOUR_MS, .reloadable = true},
     {"versions", SETTING_INT, WATCH_ROW(versions_max),
-     "Versions a watcher may be behind; a resume from further back gets 410.", "10000", 1, 10000000,
+     "Versions that a watcher may have missed; a resume from further back gets 410.", "10000", 1, 10000000,
      .reloadable = true},
     {"buffer", SETTING_SIZE, WATCH_ROW(buffer_bytes_max),
      "Changes a slow watcher may have waiting; past it the connection is cut.", "8MiB", 1024, 1024 * MIB,
@@ -212,7 +212,8 @@ static const struct setting_row barrier_rows[] = {
 
 static const struct setting_row kafka_rows[] = {
     {"commandsTopic", SETTING_STRING, ROW(kafka.commands_topic),
-     "The topic's name; dead letters go to it with .dlq behind.", REFDATA_COMMANDS, PLACE(kafka.topic_place)},
+     "The topic's name; dead letters go to the topic of this name with .dlq appended.", REFDATA_COMMANDS,
+     PLACE(kafka.topic_place)},
     {"keyTemplate", SETTING_STRING, ROW(kafka.key_template),
      "A message's key. There is only one that keeps the order of a dictionary's updates.", KEY_TEMPLATE,
      PLACE(kafka.template_place)},
@@ -233,12 +234,12 @@ static const struct setting_row redis_rows[] = {
      PLACE(redis.mode_place), .choices = kernel_redis_modes},
     {"nodes", SETTING_STRING_LIST, ROW(redis.nodes), "Instead of redis.nodes, for this module.", "", 0, 64,
      PLACE(redis.nodes_place)},
-    {"pubChannel", SETTING_STRING, ROW(redis.channel), "Where every invalidation is said once.",
+    {"pubChannel", SETTING_STRING, ROW(redis.channel), "Channel that every invalidation is published to.",
      "refdata:inv:pub", 1, 512},
     {"streamKey", SETTING_STRING, ROW(redis.stream), "Stream that stores the invalidations.",
      "refdata:inv:stream", 1, 512},
     {"consumerGroup", SETTING_STRING, ROW(redis.group),
-     "Beginning of the names of the pods' consumer groups; the pod's id comes behind it.", REFDATA_PODS_GROUP,
+     "Beginning of the names of the pods' consumer groups; the pod's id is appended.", REFDATA_PODS_GROUP,
      PLACE(redis.group_place)},
     {"keep", SETTING_DURATION_MS, ROW(redis.keep_ms), "The stream is trimmed to what is younger than this.",
      "1h", 1000, 365 * 24 * (int64_t)HOUR_MS},
@@ -316,28 +317,34 @@ enum status refdata_settings_check_engines(const struct config *config,
     const struct kernel_bus_settings *bus = config_section(config, "bus");
     const struct refdata_kafka_settings *kafka = &settings->kafka;
     const struct refdata_redis_settings *redis = &settings->redis;
-    if (!str_is_name(kafka->commands_topic) || kafka->commands_topic.len > TOPIC_BYTES_MAX)
-        return config_error_at(config, kafka->topic_place, "refdata.kafka.commandsTopic", error,
-                               "a topic's name is 1 to %d of [A-Za-z0-9._-]", TOPIC_BYTES_MAX);
+    const struct {
+        struct str name;
+        int bytes_max;
+        struct setting_place place;
+        const char *field;
+    } names[] = {
+        {kafka->commands_topic, TOPIC_BYTES_MAX, kafka->topic_place, "refdata.kafka.commandsTopic"},
+        {kafka->group, GROUP_BYTES_MAX, kafka->group_place, "refdata.kafka.consumerGroup"},
+        {redis->group, GROUP_BYTES_MAX, redis->group_place, "refdata.redis.consumerGroup"},
+        {settings->pod_id.len ? settings->pod_id : STR("none"), GROUP_BYTES_MAX, settings->pod_place,
+         "refdata.podId"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!str_is_name(names[i].name) || names[i].name.len > (size_t)names[i].bytes_max)
+            return config_error_at(config, names[i].place, names[i].field, error,
+                                   "must be 1 to %d of [A-Za-z0-9._-]", names[i].bytes_max);
     if (!str_eq(kafka->key_template, STR(KEY_TEMPLATE)))
         return config_error_at(config, kafka->template_place, "refdata.kafka.keyTemplate", error,
                                "can only be \"" KEY_TEMPLATE
                                "\": any other key would not keep the order of a dictionary's updates");
-    if (!str_is_name(kafka->group))
-        return config_error_at(config, kafka->group_place, "refdata.kafka.consumerGroup", error,
-                               "a group's name is 1 to 64 of [A-Za-z0-9._-]");
     for (size_t i = 0; i < redis->nodes.count; i++)
         if (!kernel_address_is_good(redis->nodes.items[i]))
             return config_error_at(config, redis->nodes_place, "refdata.redis.nodes", error,
                                    "\"%.*s\" is not HOST:PORT", STR_ARG(redis->nodes.items[i]));
     if (bus->invalidations == KERNEL_REDIS &&
         !refdata_settings_redis_nodes(settings, config_section(config, "redis"))->count)
-        return config_error_at(
-            config, bus->invalidations_place, "redis.nodes", error,
-            "bus.invalidations is redis: then say where its nodes are, here or in refdata.redis.nodes");
-    if (!str_is_name(redis->group))
-        return config_error_at(config, redis->group_place, "refdata.redis.consumerGroup", error,
-                               "a group's name is 1 to 64 of [A-Za-z0-9._-]");
+        return config_error_at(config, bus->invalidations_place, "redis.nodes", error,
+                               "bus.invalidations is redis: name its nodes here or in refdata.redis.nodes");
 
     /* Groups are called after their databases where there are several. */
     const struct kernel_postgres *blocks = settings->postgres.items;
@@ -350,8 +357,5 @@ enum status refdata_settings_check_engines(const struct config *config,
                 "with engines a name is of [A-Za-z0-9._-] and, with a group's name before it, at most "
                 "%d characters long",
                 GROUP_BYTES_MAX - 1);
-    if (settings->pod_id.len && !str_is_name(settings->pod_id))
-        return config_error_at(config, settings->pod_place, "refdata.podId", error,
-                               "is 1 to 64 of [A-Za-z0-9._-]");
     return STATUS_OK;
 }

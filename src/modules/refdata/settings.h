@@ -67,7 +67,7 @@ struct refdata_kafka_settings { /* where kafka carries the commands */
 };
 
 struct refdata_redis_settings { /* where redis carries the invalidations */
-    int mode;                   /* enum kernel_redis_mode; counts only where the file says it */
+    int mode;                   /* enum kernel_redis_mode; counts only where the file has it */
     struct setting_strings nodes;
     struct setting_place mode_place, nodes_place, group_place;
     struct str channel, stream, group;
@@ -102,7 +102,7 @@ const struct refdata_dictionary_settings *refdata_settings_dictionary(const stru
 /* The top-level block's, unless refdata.redis has its own. */
 const struct setting_strings *refdata_settings_redis_nodes(const struct refdata_settings *settings,
                                                            const struct kernel_redis *redis);
-/* What the file alone can tell of the engines. */
+/* Checks of the engines that need the file alone. */
 enum status refdata_settings_check_engines(const struct config *config,
                                            const struct refdata_settings *settings,
                                            struct error *error) MUST_CHECK;

@@ -304,10 +304,18 @@ void refdata_update_put(struct buf *out, const struct refdata_update *update)
     buf_put_char(out, '}');
 }
 
+static const char *const decisions[] = {"PENDING", "COMMITTED", "FAILED"};
+
 const char *refdata_decision_name(enum refdata_decision decision)
 {
-    static const char *const decisions[] = {"PENDING", "COMMITTED", "FAILED"};
     return decisions[decision];
+}
+
+enum refdata_decision refdata_decision_of(struct str name)
+{
+    return str_eq(name, str_from(decisions[REFDATA_COMMITTED])) ? REFDATA_COMMITTED
+           : str_eq(name, str_from(decisions[REFDATA_FAILED]))  ? REFDATA_FAILED
+                                                                : REFDATA_PENDING;
 }
 
 struct str refdata_source_name(enum refdata_source source)

@@ -95,6 +95,7 @@ enum status refdata_items_check(struct refdata_update *update, const struct refd
 /* ---- what became of it ---- */
 enum refdata_decision { REFDATA_PENDING, REFDATA_COMMITTED, REFDATA_FAILED };
 const char *refdata_decision_name(enum refdata_decision decision); /* as update_request.status */
+enum refdata_decision refdata_decision_of(struct str name);        /* PENDING where it is another */
 struct str refdata_source_name(enum refdata_source source);        /* as update_request.source */
 
 #define REFDATA_REASON_BYTES 400

@@ -3,8 +3,7 @@
  * Nothing of a message is decided by time: one that is not committed is redelivered and judged again. A dictionary whose SQL
  * PostgreSQL refuses for now is not the message's fault: the partition waits for it, as the sender of a POST would.
  *
- * Each database that a source writes to has a Kafka bus of its own, so that positions commit after that database's transactions,
- * and threads of its own, so that a burst outside delays nothing else here. */
+ * Each database that a source writes to has a Kafka bus of its own, so that positions commit after that database's transactions. */
 #include "modules/refdata/adapter/adapter.h"
 
 #include <stdlib.h>
@@ -14,7 +13,7 @@
 #include "base/memory.h"
 #include "base/trace.h"
 
-enum { ARENA_BYTES = 65536, OWN_THREADS = 2, STOP_GRACE_MS = 3000 };
+enum { ARENA_BYTES = 65536 };
 
 struct metric_family refdata_adapter_messages_family = {
     .name = "refdata_adapter_messages_total",
@@ -227,31 +226,30 @@ void refdata_reader_gap(void *context, unsigned partition, int64_t offset, int64
 /* ---- what is read for a database ---- */
 
 struct refdata_adapter {
-    struct refdata_database *database;
     struct arena arena; /* of the sources */
-    struct worker_pool *workers;
-    struct bus *bus; /* NULL: it could not be made */
+    struct bus *bus;    /* the site's; NULL: it could not be made */
     size_t count;
     struct refdata_reader readers[];
 };
 
 /* A reader for each source whose updates go to this database. */
-static enum status add_readers(struct refdata_adapter *adapter, struct error *error)
+static enum status add_readers(struct refdata_adapter *adapter, struct refdata_database *database,
+                               struct error *error)
 {
     static const char *const results[] = {
         [REFDATA_NEW] = "accepted", [REFDATA_KNOWN] = "replayed", [REFDATA_REFUSED] = "refused"};
-    const struct refdata_settings *settings = adapter->database->refdata->first;
+    const struct refdata_settings *settings = database->refdata->first;
     const struct refdata_source_settings *sources = settings->adapter.sources.items;
     const struct kernel_postgres *blocks = settings->postgres.items;
     enum status status = STATUS_OK;
     for (size_t i = 0; i < settings->adapter.sources.count && status == STATUS_OK; i++) {
         int block = refdata_source_database(settings, &sources[i]);
-        if (block < 0 || !str_eq(blocks[block].name, adapter->database->name))
+        if (block < 0 || !str_eq(blocks[block].name, database->name))
             continue;
         struct refdata_adapter_source *source = arena_alloc(&adapter->arena, sizeof *source);
         struct refdata_reader *reader = &adapter->readers[adapter->count++];
         status = refdata_source_init(source, &sources[i], i, NULL, &adapter->arena, error);
-        *reader = (struct refdata_reader){.database = adapter->database, .source = source};
+        *reader = (struct refdata_reader){.database = database, .source = source};
         for (size_t k = 0; k < sizeof results / sizeof results[0]; k++)
             reader->outcomes[k] = metric_series_get(&refdata_adapter_messages_family,
                                                     (struct str[]){sources[i].topic, str_from(results[k])});
@@ -259,22 +257,23 @@ static enum status add_readers(struct refdata_adapter *adapter, struct error *er
     return status;
 }
 
-/* ---- the bus ---- */
-
 /* What is in a topic when the group is new is wanted too. */
-static enum status open_bus(struct refdata_adapter *adapter, unsigned handlers, struct error *error)
+static enum status open_bus(struct refdata_adapter *adapter, struct refdata_database *database,
+                            struct error *error)
 {
     struct bus_topic *topics = arena_zalloc(&adapter->arena, adapter->count * sizeof *topics);
-    struct db_target target = adapter->database->site.target;
+    struct db_target target = database->site.target;
+    target.connections_max = (unsigned)database->refdata->first->adapter.handlers;
     for (size_t i = 0; i < adapter->count; i++)
         topics[i].name =
             adapter->readers[i].source->settings->topic.ptr; /* its partitions are not ours to count */
-    target.connections_max = handlers;
-    enum status status = refdata_buses_open_kafka(
-        adapter->database->refdata,
-        &(struct bus_kafka_config){
-            .workers = adapter->workers, .target = &target, .topics = topics, .topic_count = adapter->count},
-        &adapter->bus, error);
+    enum status status =
+        refdata_buses_open_kafka(database->refdata,
+                                 &(struct bus_kafka_config){.workers = database->site.workers,
+                                                            .target = &target,
+                                                            .topics = topics,
+                                                            .topic_count = adapter->count},
+                                 &adapter->bus, error);
     for (size_t i = 0; i < adapter->count && status == STATUS_OK; i++) {
         struct refdata_reader *reader = &adapter->readers[i];
         status = bus_subscribe(adapter->bus,
@@ -282,7 +281,7 @@ static enum status open_bus(struct refdata_adapter *adapter, unsigned handlers, 
                                                           .group = reader->source->settings->group.ptr,
                                                           .mode = BUS_SHARED,
                                                           .from = BUS_FROM_START,
-                                                          .parallel = handlers,
+                                                          .parallel = target.connections_max,
                                                           .context = reader,
                                                           .handler = refdata_reader_handle,
                                                           .on_committed = refdata_reader_committed,
@@ -293,8 +292,6 @@ static enum status open_bus(struct refdata_adapter *adapter, unsigned handlers, 
     return status;
 }
 
-/* ---- life ---- */
-
 static void *create_adapter(void *owner, struct error *failure)
 {
     struct refdata_database *database = owner;
@@ -303,71 +300,35 @@ static void *create_adapter(void *owner, struct error *failure)
         memory_zalloc(sizeof *adapter + sources * sizeof adapter->readers[0]);
     struct error error = {0};
     (void)failure; /* the others go on without it */
-    adapter->database = database;
     adapter->arena = ARENA(4096);
-    enum status status = add_readers(adapter, &error);
-    if (adapter->count == 0)
-        return adapter;
-    unsigned handlers = (unsigned)database->refdata->first->adapter.handlers;
-    adapter->workers = worker_pool_create("adapter", handlers + OWN_THREADS, SIZE_MAX);
+    enum status status = add_readers(adapter, database, &error);
+    if (adapter->count == 0) {
+        free(adapter);
+        return database->adapter = NULL;
+    }
     if (status == STATUS_OK)
-        status = open_bus(adapter, handlers, &error);
+        status = open_bus(adapter, database, &error);
     if (status != STATUS_OK) {
         log_error("adapter_not_started", LOG_STR("database", database->name), LOG_ERROR_FIELDS(&error));
         bus_destroy(adapter->bus);
         adapter->bus = NULL;
+    } else {
+        kernel_site_add_bus(&database->site, adapter->bus);
     }
     return adapter;
-}
-
-static void start_adapter(void *part)
-{
-    struct refdata_adapter *adapter = part;
-    if (adapter->bus)
-        bus_start(adapter->bus);
-}
-
-static void stop_adapter(void *part)
-{
-    struct refdata_adapter *adapter = part;
-    if (adapter->bus)
-        bus_stop(adapter->bus, STOP_GRACE_MS);
-    if (adapter->workers)
-        worker_pool_stop(adapter->workers);
-}
-
-static void interrupt_adapter(void *part)
-{
-    struct refdata_adapter *adapter = part;
-    if (adapter->bus)
-        bus_interrupt(adapter->bus);
 }
 
 static void destroy_adapter(void *part)
 {
     struct refdata_adapter *adapter = part;
-    bus_destroy(adapter->bus);
-    if (adapter->workers)
-        worker_pool_destroy(adapter->workers);
     arena_deinit(&adapter->arena);
     free(adapter);
 }
 
 const struct kernel_part refdata_adapter_part = {
-    .roles = {"adapter"},
-    .create = create_adapter,
-    .start = start_adapter,
-    .stop = stop_adapter,
-    .interrupt = interrupt_adapter,
-    .destroy = destroy_adapter,
-};
-
-bool refdata_adapter_reads(const struct refdata_adapter *adapter)
-{
-    return adapter->count > 0;
-}
+    .roles = {"adapter"}, .create = create_adapter, .destroy = destroy_adapter};
 
 bool refdata_adapter_is_up(const struct refdata_adapter *adapter)
 {
-    return adapter->count == 0 || (adapter->bus && bus_kafka_is_up(adapter->bus));
+    return adapter->bus && bus_kafka_is_up(adapter->bus);
 }

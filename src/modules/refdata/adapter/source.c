@@ -40,8 +40,7 @@ struct making {
     struct error *error;
 };
 
-static enum status refuse(const struct making *making, struct setting_place place, const char *setting,
-                          const char *format, ...) PRINTF_LIKE(4, 5);
+PRINTF_LIKE(4, 5)
 static enum status refuse(const struct making *making, struct setting_place place, const char *setting,
                           const char *format, ...)
 {

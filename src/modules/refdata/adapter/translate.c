@@ -320,7 +320,7 @@ enum status refdata_translate(const struct refdata_adapter_source *source, const
         explain(&translation);
         return status;
     }
-    /* What the sender did not say is the message's own, the same each time it comes, and no part of the content: a sender's second
+    /* What the sender left out is the message's own, the same each time it comes, and no part of the content: a sender's second
      * try is another message. Its time is part of the id since a topic that was deleted and created again counts its offsets from
      * 0 again. */
     update->source = REFDATA_KAFKA;

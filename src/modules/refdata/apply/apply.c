@@ -3,7 +3,6 @@
  * and a command that PostgreSQL refuses. */
 #include "modules/refdata/apply/apply.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -39,7 +38,7 @@ static struct metric_family seconds_family = {
 
 static struct metric_series *totals[APPLY_RESULTS], *sizes, *seconds;
 
-static void get_metric_series(void)
+void refdata_apply_metrics_register(void)
 {
     static const char *const names[APPLY_RESULTS] = {[APPLY_COMMITTED] = "committed",
                                                      [APPLY_FAILED] = "failed",
@@ -50,15 +49,9 @@ static void get_metric_series(void)
     metrics_register(&size_family);
     metrics_register(&seconds_family);
     for (size_t i = 0; i < APPLY_RESULTS; i++)
-        totals[i] = metric_series_get(&total_family, &(struct str){names[i], strlen(names[i])});
+        totals[i] = metric_series_get(&total_family, (struct str[]){str_from(names[i])});
     sizes = metric_series_get(&size_family, NULL);
     seconds = metric_series_get(&seconds_family, NULL);
-}
-
-void refdata_apply_metrics_register(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, get_metric_series);
 }
 
 void refdata_apply_count(enum apply_result result)

@@ -39,6 +39,7 @@ enum refdata_apply_flags {
         4, /* with ALONE: a statement that takes too long is FAILED too, it had its chances */
 };
 
+void refdata_apply_metrics_register(void); /* once, before the first run */
 /* On a worker, inside an open READ COMMITTED transaction. OK: all outcomes are written there, the caller commits and
  * then calls refdata_apply_report(), or rolls back. DB_ERROR: some command's SQL was refused and the transaction is
  * spoilt; run them one by one with REFDATA_APPLY_ALONE. Other failures (DB_DOWN, TIMEOUT, DB_RETRY): run all again. */

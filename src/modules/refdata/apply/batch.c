@@ -234,7 +234,8 @@ static void take_outcome(const struct batch *batch, struct refdata_command *comm
                          const struct db_result *rows, size_t row)
 {
     struct refdata_outcome *outcome = &command->outcome;
-    struct str status = db_result_str(rows, row, 1), hash = db_result_str(rows, row, 6);
+    enum refdata_decision decision = refdata_decision_of(db_result_str(rows, row, 1));
+    struct str hash = db_result_str(rows, row, 6);
     /* Another update under an event's id has no effect. A POST is refused; for a command of others this is logged. */
     if (hash.len && !str_eq(hash, refdata_acceptance_hash(&command->update, batch->arena)))
         log_warn("event_id_conflict", LOG_STR("eventId", outcome->event_id),
@@ -242,10 +243,10 @@ static void take_outcome(const struct batch *batch, struct refdata_command *comm
                  LOG_STR("source", refdata_source_name(command->update.source)));
     *outcome = (struct refdata_outcome){
         .tenant = outcome->tenant, .dict_code = outcome->dict_code, .event_id = outcome->event_id};
-    if (str_eq(status, STR("COMMITTED"))) {
+    if (decision == REFDATA_COMMITTED) {
         outcome->decision = REFDATA_COMMITTED;
         outcome->version = db_result_i64(rows, row, 2);
-    } else if (str_eq(status, STR("FAILED"))) {
+    } else if (decision == REFDATA_FAILED) {
         struct str reason = db_result_str(rows, row, 4);
         refdata_command_fail(command, refdata_status_of_code(db_result_str(rows, row, 3)), "%.*s",
                              STR_ARG(reason));

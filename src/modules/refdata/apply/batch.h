@@ -109,7 +109,6 @@ enum apply_result {
     APPLY_UNREADABLE,
     APPLY_RESULTS
 };
-void refdata_apply_metrics_register(void);
 void refdata_apply_count(enum apply_result result);
 
 /* ---- snapshots.c ---- */

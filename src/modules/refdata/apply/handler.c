@@ -234,7 +234,6 @@ static void batch_uncommitted(void *context, const struct bus_batch *batch)
 static void *create_apply(void *owner, struct error *error)
 {
     struct refdata_database *database = owner;
-    refdata_apply_metrics_register();
     database->upkeep = kernel_site_task(&database->site, "apply_upkeep", refdata_upkeep_step, database);
     const struct bus_subscription subscription = {.topic = database->buses.commands_topic,
                                                   .group = database->buses.apply_group,

@@ -67,10 +67,7 @@ void refdata_assembly_found(struct batch *batch, size_t at, const struct db_resu
         entry->chunk_hash = arena_str(batch->arena, db_result_str(rows, row, 11));
     if (!is_new)
         return;
-    struct str status = db_result_str(rows, row, 1);
-    assembly->decision = str_eq(status, STR("PENDING"))     ? REFDATA_PENDING
-                         : str_eq(status, STR("COMMITTED")) ? REFDATA_COMMITTED
-                                                            : REFDATA_FAILED;
+    assembly->decision = refdata_decision_of(db_result_str(rows, row, 1));
     assembly->chunks_total = (int32_t)db_result_i64(rows, row, 2);
     assembly->received = (int32_t)db_result_i64(rows, row, 3);
     assembly->revision = refdata_revision_at(rows, row, 4);

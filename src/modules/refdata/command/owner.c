@@ -23,7 +23,7 @@ bool refdata_owner_read_id(struct str id, struct str *code, struct str *key)
     return true;
 }
 
-/* ---- marks ---- */
+/* ---- hydrated pairs ---- */
 
 /* Waits for the row's lock: an update that is being applied is committed first, and then read. The row is made for a pair
  * that was never written: its first update must be published too. $3: how long an item may be held. */
@@ -33,7 +33,7 @@ static const struct db_statement mark_sql = DB_STATEMENT(
     " on conflict (tenant_id, dict_code) do update set hydrated_until = excluded.hydrated_until"
     " where m.hydrated_until is null or m.hydrated_until < clock_timestamp() + 1.5 * $3 * interval '1 ms'");
 
-enum { MARK_MS = 60 * 1000 };
+enum { KNOWN_MS = 60 * 1000 };
 
 /* Before an item is read for a consumer: from now on updates of this pair write down what they change (refdata.item_change), for as
  * long as consumers may hold the item. */
@@ -41,13 +41,13 @@ static enum status mark_hydrated(struct refdata_database *database, const struct
                                  struct str tenant, struct str code, int64_t deadline_ns, struct error *error)
 {
     struct hash128 pair = hash_item(tenant, code);
-    struct refdata_marks *marks = &database->marks;
-    struct refdata_mark *mark = &marks->at[pair.low % REFDATA_MARKS];
-    pthread_mutex_lock(&marks->lock);
-    bool is_marked =
-        mark->pair.low == pair.low && mark->pair.high == pair.high && mark->until_ns > clock_mono_ns();
-    pthread_mutex_unlock(&marks->lock);
-    if (is_marked)
+    struct refdata_hydrated *hydrated = &database->hydrated;
+    struct refdata_hydrated_pair *known = &hydrated->at[pair.low % REFDATA_HYDRATED_PAIRS];
+    pthread_mutex_lock(&hydrated->lock);
+    bool is_known =
+        known->pair.low == pair.low && known->pair.high == pair.high && known->until_ns > clock_mono_ns();
+    pthread_mutex_unlock(&hydrated->lock);
+    if (is_known)
         return STATUS_OK;
     enum status status =
         db_pool_exec(database->site.pool, &mark_sql,
@@ -55,9 +55,9 @@ static enum status mark_hydrated(struct refdata_database *database, const struct
                      deadline_ns, NULL, error);
     if (status != STATUS_OK)
         return status;
-    pthread_mutex_lock(&marks->lock);
-    *mark = (struct refdata_mark){pair, clock_deadline_ms(MARK_MS)};
-    pthread_mutex_unlock(&marks->lock);
+    pthread_mutex_lock(&hydrated->lock);
+    *known = (struct refdata_hydrated_pair){pair, clock_deadline_ms(KNOWN_MS)};
+    pthread_mutex_unlock(&hydrated->lock);
     return STATUS_OK;
 }
 

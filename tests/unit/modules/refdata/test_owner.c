@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-static void the_key_is_all_behind_the_first_slash(void **state)
+static void the_key_is_all_after_the_first_slash(void **state)
 {
     (void)state;
     static const struct {
@@ -38,7 +38,7 @@ static void what_names_no_dictionary_or_no_key_is_no_id(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_key_is_all_behind_the_first_slash),
+        cmocka_unit_test(the_key_is_all_after_the_first_slash),
         cmocka_unit_test(what_names_no_dictionary_or_no_key_is_no_id),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
