@@ -66,16 +66,6 @@ static bool is_outage(enum status status)
     return status == STATUS_CONFIG || (status != STATUS_INTERNAL && status_retryable(status));
 }
 
-static enum outbox_result_kind result_of(enum status status)
-{
-    if (status == STATUS_CANCELLED) /* not tried: the bus stops */
-        return OUTBOX_RELEASE;
-    if (is_outage(status))
-        return OUTBOX_OUTAGE;
-    bool is_refused_always = status == STATUS_BAD_REQUEST || status == STATUS_PAYLOAD_TOO_LARGE;
-    return is_refused_always ? OUTBOX_POISON : OUTBOX_RETRY;
-}
-
 void outbox_messages_publish(struct bus *bus, struct outbox_batch *batch, outbox_message_fn *write,
                              void *context)
 {
@@ -104,8 +94,14 @@ void outbox_messages_publish(struct bus *bus, struct outbox_batch *batch, outbox
             error = (struct error){0};
             error.status = bus_publish(bus, &messages[i], 1, clock_deadline_ms(OUTBOX_PUBLISH_MS), &error);
         }
+        /* CANCELLED: the bus stops, it was not tried. Others will always be refused. */
+        bool is_poison = error.status == STATUS_BAD_REQUEST || error.status == STATUS_PAYLOAD_TOO_LARGE;
+        enum outbox_result_kind kind = error.status == STATUS_CANCELLED ? OUTBOX_RELEASE
+                                       : is_outage(error.status)        ? OUTBOX_OUTAGE
+                                       : is_poison                      ? OUTBOX_POISON
+                                                                        : OUTBOX_RETRY;
         if (error.status != STATUS_OK)
-            outbox_batch_set(batch, events[i], result_of(error.status), "%s", error.message);
+            outbox_batch_set(batch, events[i], kind, "%s", error.message);
     }
     arena_deinit(&arena);
 }

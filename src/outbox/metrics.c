@@ -97,27 +97,6 @@ static void log_settled(const struct outbox_table *table, const struct db_result
     log_write(level, event, fields);
 }
 
-static void report_row(const struct outbox_table *table, const struct db_result *rows, size_t row,
-                       struct metric_series *const *series)
-{
-    struct str result = db_result_str(rows, row, RESULT);
-    bool is_dead = str_eq(result, STR("dead"));
-    if (str_eq(result, STR("released")))
-        return;
-    if (str_eq(result, STR("done"))) {
-        metric_add(series[SUCCESS], 1);
-        metric_observe(series[LATENCY], (double)db_result_i64(rows, row, AGE_MS));
-        if (log_enabled(LOG_LEVEL_DEBUG))
-            log_settled(table, rows, row, LOG_LEVEL_DEBUG, "outbox_publish_succeeded");
-        return;
-    }
-    metric_add(series[FAILED], 1);
-    metric_add(series[DEAD], is_dead);
-    if (!str_eq(result, STR("outage"))) /* the log has one line for the whole outage */
-        log_settled(table, rows, row, is_dead ? LOG_LEVEL_ERROR : LOG_LEVEL_WARN,
-                    is_dead ? "outbox_event_dead_lettered" : "outbox_publish_failed");
-}
-
 /* The gauges' series are made too, so that they are 0, not missing, while nothing waits. */
 void outbox_report_settled(const struct outbox_table *table, const struct db_result *rows)
 {
@@ -130,7 +109,22 @@ void outbox_report_settled(const struct outbox_table *table, const struct db_res
             for (int j = 0; j < FAMILIES; j++)
                 series[j] = metric_series_get(&families[j], labels);
         }
-        report_row(table, rows, i, series);
+        struct str result = db_result_str(rows, i, RESULT);
+        bool is_dead = str_eq(result, STR("dead"));
+        if (str_eq(result, STR("released")))
+            continue;
+        if (str_eq(result, STR("done"))) {
+            metric_add(series[SUCCESS], 1);
+            metric_observe(series[LATENCY], (double)db_result_i64(rows, i, AGE_MS));
+            if (log_enabled(LOG_LEVEL_DEBUG))
+                log_settled(table, rows, i, LOG_LEVEL_DEBUG, "outbox_publish_succeeded");
+            continue;
+        }
+        metric_add(series[FAILED], 1);
+        metric_add(series[DEAD], is_dead);
+        if (!str_eq(result, STR("outage"))) /* the log has one line for the whole outage */
+            log_settled(table, rows, i, is_dead ? LOG_LEVEL_ERROR : LOG_LEVEL_WARN,
+                        is_dead ? "outbox_event_dead_lettered" : "outbox_publish_failed");
     }
 }
 

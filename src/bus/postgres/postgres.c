@@ -100,23 +100,6 @@ static const struct db_statement poll_sql =
                  " UNION ALL SELECT '', topic, sum(next_offset)::bigint"
                  " FROM platform.bus_partition WHERE topic = ANY ($2) GROUP BY topic");
 
-/* Is there something for the reader that no notice may have reported? */
-static bool is_poll_hit(struct reader *reader, const struct db_result *rows)
-{
-    bool is_shared = reader->consumer.spec.mode == BUS_SHARED;
-    struct str group = is_shared ? str_from(reader->consumer.spec.group) : STR("");
-    size_t row = 0;
-
-    while (row < db_result_rows(rows) && !(str_eq(db_result_str(rows, row, 0), group) &&
-                                           str_eq(db_result_str(rows, row, 1), reader->consumer.topic->name)))
-        row++;
-    if (row == db_result_rows(rows) || is_shared)
-        return row < db_result_rows(rows);
-    int64_t sum = db_result_i64(rows, row, 2), known = reader->polled_sum;
-    reader->polled_sum = sum;
-    return sum != known;
-}
-
 /* One statement for all readers: only those that have something are woken, as all are while it fails. */
 static int64_t poll_readers(struct task *task, void *context)
 {
@@ -137,7 +120,17 @@ static int64_t poll_readers(struct task *task, void *context)
                       clock_deadline_ms(POLL_MS), &rows, NULL);
     for (size_t i = 0; i < postgres->reader_count; i++) {
         struct reader *reader = postgres->readers[i];
-        if (status != STATUS_OK || is_poll_hit(reader, rows) || !atomic_load(&reader->is_ready))
+        const struct bus_consumer *consumer = &reader->consumer;
+        bool is_shared = consumer->spec.mode == BUS_SHARED;
+        bool wakes = status != STATUS_OK || !atomic_load(&reader->is_ready);
+        for (size_t row = 0; status == STATUS_OK && row < db_result_rows(rows); row++) {
+            if (!str_eq(db_result_str(rows, row, 0), is_shared ? str_from(consumer->spec.group) : STR("")) ||
+                !str_eq(db_result_str(rows, row, 1), consumer->topic->name))
+                continue;
+            wakes |= is_shared || db_result_i64(rows, row, 2) != reader->polled_sum;
+            reader->polled_sum = db_result_i64(rows, row, 2);
+        }
+        if (wakes)
             wake_reader(reader);
     }
     db_result_free(rows);

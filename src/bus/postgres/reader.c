@@ -91,8 +91,8 @@ void bus_postgres_reader_wake(struct reader *reader, int partition, struct str a
     wake_idle_worker(reader);
 }
 
-/* The message that came with the notice of `place`, or NULL. A shared group's is dropped unless this process is likely to lock the cursor: a message that is read without it must not be
- * tried again with it. */
+/* The message that came with the notice of `place`, or NULL. A shared group's is dropped unless this process is likely to lock the
+ * cursor: a message that is read without it must not be tried again with it. */
 static struct attached_message *take_attached(struct reader *reader, int place)
 {
     bool is_shared = reader->consumer.spec.mode == BUS_SHARED;

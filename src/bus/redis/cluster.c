@@ -90,7 +90,7 @@ static struct redis_node *cluster_node(struct redis_cluster *cluster, const stru
             at->is_known = true;
             return at;
         }
-        if (!at->is_known && STAILQ_EMPTY(&at->requests))
+        if (!at->is_known && at->link.state == REDIS_LINK_CLOSED)
             node = at;
     }
     if (!node && cluster->node_count == NODES_MAX)
@@ -127,30 +127,6 @@ struct redis_node *redis_cluster_next(struct redis_cluster *cluster)
         any = node->is_known ? node : any;
     }
     return any;
-}
-
-/* Of CLUSTER SLOTS: [[first, last, [host, port, …] …] …], masters and replicas. Nodes that it no longer lists, and that are not
- * configured, are forgotten. */
-static void cluster_learn(struct redis_cluster *cluster, const struct redis_reply *slots,
-                          const struct redis_address *asked)
-{
-    struct redis_address address;
-
-    for (size_t i = 0; i < cluster->node_count; i++)
-        cluster->nodes[i]->is_known = false;
-    for (size_t i = 0; i < cluster->configured_count; i++)
-        cluster_node(cluster, &cluster->configured[i]);
-    for (size_t i = 0; i < slots->count; i++)
-        for (size_t at = 2; at < slots->items[i].count; at++)
-            if (redis_address_of_node(redis_reply_at(&slots->items[i], at), asked, &address))
-                cluster_node(cluster, &address);
-    for (size_t i = 0; i < cluster->node_count; i++) {
-        struct redis_node *node = cluster->nodes[i];
-        if (!node->is_known && STAILQ_EMPTY(&node->requests)) {
-            redis_link_close(&node->link);
-            loop_timer_stop(cluster->loop, &node->timer);
-        }
-    }
 }
 
 /* ---- a node's connection ---- */
@@ -260,23 +236,15 @@ static void request_redirect(struct redis_node *node, struct redis_request *requ
     request_send_to(next, request);
 }
 
-/* Errors of the node's state, not of the commands. */
-static bool is_node_error(const struct redis_reply *reply)
-{
-    static const char *const prefixes[] = {"CLUSTERDOWN", "TRYAGAIN",   "LOADING",
-                                           "READONLY",    "MASTERDOWN", "NOREPLICAS"};
-
-    for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0] && reply->kind == REDIS_ERROR; i++)
-        if (str_starts_with(reply->text, str_from(prefixes[i])))
-            return true;
-    return false;
-}
-
 static void on_node_reply(struct redis_link *link, const struct redis_reply *reply)
 {
+    /* Errors of the node's state, not of the commands. */
+    static const char *const node_errors[] = {"CLUSTERDOWN", "TRYAGAIN",   "LOADING",
+                                              "READONLY",    "MASTERDOWN", "NOREPLICAS"};
     struct redis_node *node = (struct redis_node *)link;
     struct redis_request *request = STAILQ_FIRST(&node->requests);
     struct redis_redirect redirect;
+    bool is_node_error = false;
     struct error error;
 
     if (node->is_down)
@@ -294,9 +262,11 @@ static void on_node_reply(struct redis_link *link, const struct redis_reply *rep
     STAILQ_REMOVE_HEAD(&node->requests, link);
     node_expect(node);
     reply = request->reply;
+    for (size_t i = 0; i < sizeof node_errors / sizeof node_errors[0] && reply->kind == REDIS_ERROR; i++)
+        is_node_error |= str_starts_with(reply->text, str_from(node_errors[i]));
     if (reply->kind == REDIS_ERROR && redis_redirect_parse(reply->text, &redirect)) {
         request_redirect(node, request, &redirect);
-    } else if (is_node_error(reply)) {
+    } else if (is_node_error) {
         request->topic->node = NULL;
         (void)redis_reply_error(reply, STATUS_DB_DOWN, &error);
         request_finish(node->cluster, request, &error);
@@ -384,6 +354,26 @@ static void probe_in(struct redis_cluster *cluster, int64_t ms)
         loop_timer_start(cluster->loop, &cluster->probe_timer, clock_deadline_ms(ms), on_probe_due);
 }
 
+/* Of CLUSTER SLOTS: [[first, last, [host, port, …] …] …], masters and replicas. Nodes that it no longer lists, and that are not
+ * configured, are forgotten. */
+static void learn_nodes(struct redis_cluster *cluster, const struct redis_reply *slots,
+                        struct redis_address asked)
+{
+    struct redis_address address;
+
+    for (size_t i = 0; i < cluster->node_count; i++)
+        cluster->nodes[i]->is_known = false;
+    for (size_t i = 0; i < cluster->configured_count; i++)
+        cluster_node(cluster, &cluster->configured[i]);
+    for (size_t i = 0; i < slots->count; i++)
+        for (size_t at = 2; at < slots->items[i].count; at++)
+            if (redis_address_of_node(redis_reply_at(&slots->items[i], at), &asked, &address))
+                cluster_node(cluster, &address);
+    for (size_t i = 0; i < cluster->node_count; i++)
+        if (!cluster->nodes[i]->is_known && STAILQ_EMPTY(&cluster->nodes[i]->requests))
+            redis_link_close(&cluster->nodes[i]->link); /* which has no timer without requests */
+}
+
 static void on_probed(struct redis_request *request, const struct error *error)
 {
     struct redis_cluster *cluster = CONTAINER_OF(request, struct redis_cluster, probe);
@@ -408,7 +398,7 @@ static void on_probed(struct redis_request *request, const struct error *error)
         log_info("redis_reachable");
     cluster->probe_failures = 0;
     if (cluster->config->cluster && request->topic->node)
-        cluster_learn(cluster, slots, &request->topic->node->address);
+        learn_nodes(cluster, slots, request->topic->node->address);
     cluster->has_probed = true;
     cluster_release(cluster, NULL);
     probe_in(cluster, PROBE_MS);

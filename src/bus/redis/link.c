@@ -245,22 +245,6 @@ static void link_established(struct redis_link *link)
         link->on_open(link);
 }
 
-static void link_handshake(struct redis_link *link)
-{
-    ERR_clear_error();
-    int done = SSL_connect(link->ssl);
-    if (done == 1) {
-        link_established(link);
-        return;
-    }
-    int why = SSL_get_error(link->ssl, done);
-    if (why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE)
-        loop_io_change(link->loop, &link->io,
-                       why == SSL_ERROR_WANT_WRITE ? (unsigned)LOOP_WRITE : (unsigned)LOOP_READ);
-    else
-        link_fail_tls(link, "TLS");
-}
-
 static void on_event(struct loop_io *io, unsigned events)
 {
     struct redis_link *link = (struct redis_link *)io;
@@ -279,7 +263,16 @@ static void on_event(struct loop_io *io, unsigned events)
             link_established(link);
     }
     if (link->state == REDIS_LINK_HANDSHAKE) {
-        link_handshake(link);
+        ERR_clear_error();
+        int done = SSL_connect(link->ssl);
+        int why = SSL_get_error(link->ssl, done);
+        if (done == 1)
+            link_established(link);
+        else if (why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE)
+            loop_io_change(link->loop, &link->io,
+                           why == SSL_ERROR_WANT_WRITE ? (unsigned)LOOP_WRITE : (unsigned)LOOP_READ);
+        else
+            link_fail_tls(link, "TLS");
     } else if (redis_link_is_open(link)) {
         if (events & LOOP_WRITE)
             link_flush(link);

@@ -19,9 +19,9 @@ struct publication {
     struct redis_topic *topic;
     size_t count;
     /* under redis->lock: */
-    int64_t *offsets; /* of the messages; NULL: the caller has returned */
-    bool is_answered;
+    bool is_answered, is_abandoned; /* abandoned: the caller has returned */
     struct error error;
+    int64_t offsets[];
 };
 
 static void publication_free(struct publication *publication)
@@ -40,10 +40,10 @@ static void add_xadd(struct publication *publication, const struct bus_message *
     size_t count = 2;
 
     if (topic->state->spec.keep_messages_hard > 0) {
-        int len = snprintf(limit, sizeof limit, "%lld", (long long)topic->state->spec.keep_messages_hard);
+        snprintf(limit, sizeof limit, "%lld", (long long)topic->state->spec.keep_messages_hard);
         arguments[count++] = STR("MAXLEN");
         arguments[count++] = STR("~");
-        arguments[count++] = str_of(limit, (size_t)len);
+        arguments[count++] = str_from(limit);
     }
     arguments[count++] = STR("*");
     arguments[count++] = STR("event");
@@ -102,15 +102,14 @@ static void on_published(struct redis_request *request, const struct error *erro
             struct str text = item->text.ptr ? item->text : STR("the reply to EXEC has no id");
             status =
                 error_set(&publication->error, STATUS_DB_ERROR, "%.*s", STR_ARG(str_utf8_cut(text, 200)));
-        } else if (publication->offsets) {
-            publication->offsets[i] = redis_id_offset(id);
         }
+        publication->offsets[i] = redis_id_offset(id);
     }
     if (status == STATUS_OK)
         atomic_store(&publication->topic->clock_ahead_ms, (int64_t)id.ms - clock_mono_ns() / CLOCK_NS_PER_MS);
     publication->error.status = status == STATUS_IO ? STATUS_DB_DOWN : status;
     publication->is_answered = true;
-    bool is_abandoned = !publication->offsets;
+    bool is_abandoned = publication->is_abandoned;
     pthread_cond_broadcast(&redis->changed);
     pthread_mutex_unlock(&redis->lock);
     if (is_abandoned)
@@ -127,44 +126,36 @@ static void on_publication_posted(struct loop *loop, struct loop_message *messag
 
 /* ---- the caller ---- */
 
-/* All messages of the call for one topic. */
+/* All messages of the call for one topic. Under redis->lock. */
 static enum status publish_to(struct redis *redis, struct redis_topic *topic, struct bus_message *messages,
                               size_t count, int64_t deadline_ns, struct error *error)
 {
-    struct publication *publication = memory_zalloc(sizeof *publication);
-    int64_t *offsets = memory_alloc(count * sizeof offsets[0]);
+    struct publication *publication =
+        memory_zalloc(sizeof *publication + count * sizeof publication->offsets[0]);
     bool is_in_time = true;
 
     publication->message.on_message = on_publication_posted;
     publication->redis = redis;
     publication->topic = topic;
-    publication->offsets = offsets;
     redis_request_init(&publication->request, on_published);
     add_commands(publication, messages, count);
     FAILPOINT("redis.before_publish");
     loop_post(redis->loop, &publication->message);
-
-    pthread_mutex_lock(&redis->lock);
     while (!publication->is_answered && !redis->is_interrupted && is_in_time)
         is_in_time = clock_cond_wait(&redis->changed, &redis->lock, deadline_ns);
-    bool is_answered = publication->is_answered;
+    publication->is_abandoned = !publication->is_answered;
+    if (publication->is_abandoned)
+        return redis->is_interrupted ? error_set(error, STATUS_CANCELLED, "the bus is stopping")
+                                     : error_set(error, STATUS_TIMEOUT, "Redis did not answer in time");
     enum status status = publication->error.status;
-    if (is_answered && status != STATUS_OK && error)
+    if (status != STATUS_OK && error)
         *error = publication->error;
-    if (!is_answered) {
-        publication->offsets = NULL;
-        status = redis->is_interrupted ? error_set(error, STATUS_CANCELLED, "the bus is stopping")
-                                       : error_set(error, STATUS_TIMEOUT, "Redis did not answer in time");
-    }
-    pthread_mutex_unlock(&redis->lock);
     for (size_t i = 0, at = 0; i < count && status == STATUS_OK; i++)
         if (str_eq(messages[i].topic, topic->state->name)) {
-            messages[i].offset = offsets[at++];
+            messages[i].offset = publication->offsets[at++];
             metric_add(topic->state->published, 1);
         }
-    if (is_answered)
-        publication_free(publication);
-    free(offsets);
+    publication_free(publication);
     return status;
 }
 
@@ -175,11 +166,9 @@ enum status bus_redis_publish(struct bus *bus, struct bus_message *messages, siz
     enum status status = STATUS_OK;
 
     pthread_mutex_lock(&redis->lock);
-    bool is_open = !redis->is_stopping;
-    redis->publishers += is_open;
-    pthread_mutex_unlock(&redis->lock);
-    if (!is_open)
-        return error_set(error, STATUS_CANCELLED, "the bus is stopping");
+    redis->publishers++;
+    if (redis->is_stopping)
+        status = error_set(error, STATUS_CANCELLED, "the bus is stopping");
     for (size_t i = 0; i < count && status == STATUS_OK; i++) {
         bool is_first = true;
         for (size_t before = 0; before < i && is_first; before++)
@@ -188,7 +177,6 @@ enum status bus_redis_publish(struct bus *bus, struct bus_message *messages, siz
             status = publish_to(redis, redis_topic_of(redis, bus_topic_find(bus, messages[i].topic)),
                                 messages, count, deadline_ns, error);
     }
-    pthread_mutex_lock(&redis->lock);
     redis->publishers--;
     pthread_cond_broadcast(&redis->changed);
     pthread_mutex_unlock(&redis->lock);

@@ -55,24 +55,6 @@ static void reader_move(struct redis_reader *reader, enum redis_reader_state to)
     reader->state = to;
 }
 
-/* A request failed: joins again, after a pause. */
-static void reader_failed(struct redis_reader *reader, const struct error *error)
-{
-    reader_move(reader, READER_JOINING);
-    reader->entries.count = reader->entry_at = 0;
-    if (error->status == STATUS_IO && reader->count_max > 1)
-        reader->count_max /= 2; /* the reply may have been too large */
-    if (error->status == STATUS_DB_ERROR && str_starts_with(str_from(error->message), STR("NOGROUP"))) {
-        log_warn("redis_group_lost", LOG_CSTR("topic", reader->consumer.spec.topic),
-                 LOG_CSTR("group", reader->group));
-        return;
-    }
-    reader->wait_until_ns = clock_deadline_ms(backoff_next_ms(&reader->backoff));
-    if (reader->backoff.failures == FAILURES_LOGGED)
-        log_warn("bus_reader_waits", LOG_CSTR("topic", reader->consumer.spec.topic),
-                 LOG_CSTR("group", reader->group), LOG_ERROR_FIELDS(error));
-}
-
 /* Entries after reader->done are missing; what follows is read from `next` on. */
 static void reader_note_gap(struct redis_reader *reader, struct redis_id next)
 {
@@ -117,8 +99,8 @@ static enum status reader_joined(struct redis_reader *reader, struct error *erro
     backoff_reset(&reader->backoff);
     reader->steady_ns = clock_mono_ns();
     if (reader->is_ready && redis_id_compare(info.last, reader->done) < 0) {
-        reader_note_gap(reader,
-                        (struct redis_id){0}); /* another stream: all of it is new, so it joins again at 0 */
+        /* Another stream: all of it is new, so it joins again at 0. */
+        reader_note_gap(reader, (struct redis_id){0});
         reader->read_count = -1;
         return STATUS_OK;
     }
@@ -238,8 +220,21 @@ static void on_answered(struct redis_request *request, const struct error *error
     if (!error && (reader->state == READER_JOINING ? reader_joined(reader, &invalid)
                                                    : reader_have_read(reader, &invalid)) != STATUS_OK)
         error = &invalid;
-    if (error)
-        reader_failed(reader, error);
+    if (error) { /* joins again: at once if only the group is gone, else after a pause */
+        reader_move(reader, READER_JOINING);
+        reader->entries.count = reader->entry_at = 0;
+        if (error->status == STATUS_IO && reader->count_max > 1)
+            reader->count_max /= 2; /* the reply may have been too large */
+        bool is_group_lost = str_starts_with(str_from(error->message), STR("NOGROUP"));
+        if (is_group_lost)
+            log_warn("redis_group_lost", LOG_CSTR("topic", reader->consumer.spec.topic),
+                     LOG_CSTR("group", reader->group));
+        else
+            reader->wait_until_ns = clock_deadline_ms(backoff_next_ms(&reader->backoff));
+        if (!is_group_lost && reader->backoff.failures == FAILURES_LOGGED)
+            log_warn("bus_reader_waits", LOG_CSTR("topic", reader->consumer.spec.topic),
+                     LOG_CSTR("group", reader->group), LOG_ERROR_FIELDS(error));
+    }
     redis_reader_step(reader);
 }
 

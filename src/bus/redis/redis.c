@@ -169,8 +169,17 @@ static const struct bus_driver redis_driver = {
 
 /* ---- creation ---- */
 
-static enum status redis_take_nodes(struct redis *redis, const struct bus_redis_config *config,
-                                    struct error *error)
+static char *topic_name(const char *configured, const char *topic, const char *suffix)
+{
+    char name[256];
+
+    snprintf(name, sizeof name, "%s:%s", topic, suffix);
+    return str_dup(str_from(configured ? configured : name));
+}
+
+/* Nodes and topics. */
+static enum status redis_configure(struct redis *redis, const struct bus_redis_config *config,
+                                   struct error *error)
 {
     struct redis_cluster *cluster = &redis->cluster;
 
@@ -182,20 +191,6 @@ static enum status redis_take_nodes(struct redis *redis, const struct bus_redis_
         if (!redis_address_parse(str_from(config->nodes[i]), &cluster->configured[i]))
             return error_set(error, STATUS_CONFIG, "a Redis node is HOST:PORT, not \"%.*s\"",
                              STR_ARG(str_utf8_cut(str_from(config->nodes[i]), 100)));
-    return STATUS_OK;
-}
-
-static char *topic_name(const char *configured, const char *topic, const char *suffix)
-{
-    char name[256];
-
-    snprintf(name, sizeof name, "%s:%s", topic, suffix);
-    return str_dup(str_from(configured ? configured : name));
-}
-
-static enum status redis_take_topics(struct redis *redis, const struct bus_redis_config *config,
-                                     struct error *error)
-{
     redis->topics = memory_zalloc(redis->bus.topic_count * sizeof redis->topics[0]);
     for (size_t i = 0; i < redis->bus.topic_count; i++) {
         struct redis_topic *topic = &redis->topics[i];
@@ -243,9 +238,7 @@ enum status bus_redis_create(const struct bus_redis_config *config, struct bus *
     enum status status = bus_init(&redis->bus, &redis_driver, config->topics, config->topic_count,
                                   config->keep_dead_ms, error);
     if (status == STATUS_OK)
-        status = redis_take_nodes(redis, config, error);
-    if (status == STATUS_OK)
-        status = redis_take_topics(redis, config, error);
+        status = redis_configure(redis, config, error);
     if (status == STATUS_OK)
         status = redis_access_init(&redis->access, &config->security,
                                    REPLY_BYTES_MIN + 4 * redis->bus.message_bytes_max, error);
