@@ -123,9 +123,9 @@ static enum status compare(const struct verify *verify, struct verify_pair *pair
 
 /* ---- a line each ---- */
 
-static void print_name(const char *verdict, const struct verify_pair *pair)
+static void print_name(const char *word, const struct verify_pair *pair)
 {
-    printf("%s %.*s/%.*s", verdict, STR_ARG(pair->tenant), STR_ARG(pair->dictionary->code));
+    printf("%s %.*s/%.*s", word, STR_ARG(pair->tenant), STR_ARG(pair->dictionary->code));
 }
 
 static void print_failed(struct verify *verify, const struct verify_pair *pair, struct str url,

@@ -1,4 +1,4 @@
-/* Inside auth: the pure half. Bytes and keys in, a verdict out; no threads, no clock of its own, no files.
+/* Inside auth: the pure half. Bytes and keys in, claims or a reason out; no threads, no clock of its own, no files.
  *
  *     header.payload.signature ── token.c ── keys.c ── signature.c ── claims.c ── struct auth_claims
  *

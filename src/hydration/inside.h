@@ -57,7 +57,7 @@ bool hydration_event_includes(const struct hydration_event *event, const struct 
  *
  * One call finds a copy or begins a flight; one call, in the transaction of the shared group, stores events. Nothing here has to
  * survive a crash of PostgreSQL: commits do not wait for the disk, and flights and absences are unlogged. */
-enum hydration_ledger_verdict {
+enum hydration_finding_kind {
     HYDRATION_LEDGER_COPY,
     HYDRATION_LEDGER_ABSENT,
     HYDRATION_LEDGER_ASK, /* a flight began: ask the owner for the cover in `event`, which may be wider than needed */
@@ -65,7 +65,7 @@ enum hydration_ledger_verdict {
 };
 
 struct hydration_finding {
-    enum hydration_ledger_verdict verdict;
+    enum hydration_finding_kind kind;
     /* COPY, ABSENT: as if it arrived from the bus. ASK: its cover is to be asked for. ASK, JOIN: data, module, subject and version of
      * a stale copy (too old or too narrow), if there is one. Texts are the need's and the arena's. */
     struct hydration_event event;

@@ -31,7 +31,7 @@ static struct str put_fields(struct buf *out, const struct str *fields, unsigned
 static const struct db_statement find_sql = DB_STATEMENT(
     "select verdict, subject, data, source_module, mode, array_to_string(fields, E'\\n'), reason, version, ttl_ms"
     " from hydration.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)");
-enum { VERDICT, SUBJECT, DATA, SOURCE_MODULE, MODE, FIELDS, REASON, VERSION, TTL_MS };
+enum { KIND, SUBJECT, DATA, SOURCE_MODULE, MODE, FIELDS, REASON, VERSION, TTL_MS };
 
 static struct hydration_cover read_cover(const struct db_result *rows, struct arena *arena)
 {
@@ -65,16 +65,16 @@ enum status hydration_ledger_find(struct db_pool *pool, const struct hydration_n
                                 db_i64(policy->negative_cache_ttl_ms), db_i64(copy_ttl_ms)),
                       deadline_ns, &rows, error);
     if (status == STATUS_OK) {
-        struct str verdict = db_result_str(rows, 0, VERDICT), subject = db_result_str(rows, 0, SUBJECT);
+        struct str kind = db_result_str(rows, 0, KIND), subject = db_result_str(rows, 0, SUBJECT);
         int64_t ttl_ms = db_result_i64(rows, 0, TTL_MS);
-        finding->verdict = str_eq(verdict, STR("copy"))     ? HYDRATION_LEDGER_COPY
-                           : str_eq(verdict, STR("absent")) ? HYDRATION_LEDGER_ABSENT
-                           : str_eq(verdict, STR("ask"))    ? HYDRATION_LEDGER_ASK
-                                                            : HYDRATION_LEDGER_JOIN;
+        finding->kind = str_eq(kind, STR("copy"))     ? HYDRATION_LEDGER_COPY
+                        : str_eq(kind, STR("absent")) ? HYDRATION_LEDGER_ABSENT
+                        : str_eq(kind, STR("ask"))    ? HYDRATION_LEDGER_ASK
+                                                      : HYDRATION_LEDGER_JOIN;
         finding->ttl_ms = ttl_ms > 0 ? ttl_ms : 0;
         finding->event = (struct hydration_event){
-            .kind = finding->verdict == HYDRATION_LEDGER_COPY ? HYDRATION_EVENT_UPDATED
-                                                              : HYDRATION_EVENT_NOT_FOUND,
+            .kind =
+                finding->kind == HYDRATION_LEDGER_COPY ? HYDRATION_EVENT_UPDATED : HYDRATION_EVENT_NOT_FOUND,
             .tenant = need->tenant,
             .entity_type = need->entity_type,
             .entity_id = need->entity_id,

@@ -205,7 +205,7 @@ static void run_job(struct worker_job *worker)
     job->status = hydration_ledger_find(config->pool, &job->need, &lookup->policy, correlation_id,
                                         config->settings->copy_ttl_ms, job->deadline_ns, &job->arena,
                                         &job->finding, &job->error);
-    if (job->status != STATUS_OK || job->finding.verdict != HYDRATION_LEDGER_ASK)
+    if (job->status != STATUS_OK || job->finding.kind != HYDRATION_LEDGER_ASK)
         return;
     FAILPOINT("hydration.after_find");
     ask_owner(lookup, &job->finding.event.cover);
@@ -233,7 +233,7 @@ static void take_finding(struct hydration_lookup *lookup)
     const struct hydration_lookup_job *job = &lookup->job;
     const struct hydration_finding *finding = &job->finding;
 
-    if (finding->verdict == HYDRATION_LEDGER_COPY || finding->verdict == HYDRATION_LEDGER_ABSENT) {
+    if (finding->kind == HYDRATION_LEDGER_COPY || finding->kind == HYDRATION_LEDGER_ABSENT) {
         if (!hydration_deliver_ledger(lookup->shard, &finding->event, finding->ttl_ms))
             hydration_lookup_again(lookup); /* the ledger is about to store what arrived here */
         return;
@@ -241,7 +241,7 @@ static void take_finding(struct hydration_lookup *lookup)
     keep_stale(lookup, &finding->event);
     if (job->kind == LOOKUP_LAST_READ)
         return;
-    if (finding->verdict == HYDRATION_LEDGER_ASK) {
+    if (finding->kind == HYDRATION_LEDGER_ASK) {
         /* A question that could not be sent is like one that was lost: the retry is for both. */
         memcpy(lookup->question.correlation_id, job->correlation_id, sizeof job->correlation_id);
         free(lookup->question.subject);
@@ -313,7 +313,7 @@ static void prepare_job(struct hydration_lookup *lookup)
     arena_reset(&job->arena);
     job->need = lookup->need;
     job->need.subject = arena_str(&job->arena, subject);
-    job->finding = (struct hydration_finding){.verdict = HYDRATION_LEDGER_JOIN};
+    job->finding = (struct hydration_finding){.kind = HYDRATION_LEDGER_JOIN};
     job->granted = job->is_answered = false;
     job->status = job->asked = STATUS_OK;
     job->error = (struct error){0};

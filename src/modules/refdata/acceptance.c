@@ -1,4 +1,4 @@
-/* Accepting updates: checks before the database, the call of refdata.accept_updates(), its verdicts, and the states of updates. */
+/* Accepting updates: checks before the database, the call of refdata.accept_updates(), its results, and the states of updates. */
 #include "modules/refdata/acceptance.h"
 
 #include <stdio.h>
@@ -137,7 +137,7 @@ void refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptance *con
 
 void refdata_acceptance_take_new(struct refdata_acceptance *update)
 {
-    update->verdict = REFDATA_NEW;
+    update->result = REFDATA_NEW;
     update->refusal = STATUS_OK;
     update->is_key_known = update->is_keys_event = update->is_chunk_new = false;
     update->state = (struct refdata_state){.decision = REFDATA_PENDING};
@@ -162,20 +162,20 @@ enum status refdata_acceptance_take(const struct db_result *result, struct refda
         refdata_acceptance_take_new(updates[i]);
     for (size_t row = 0; row < db_result_rows(result); row++) {
         struct refdata_acceptance *update = updates[db_result_i64(result, row, 0)];
-        struct str verdict = db_result_str(result, row, 1);
+        struct str word = db_result_str(result, row, 1);
         update->is_key_known = str_eq(db_result_str(result, row, 2), STR("t"));
         update->is_chunk_new = str_eq(db_result_str(result, row, 3), STR("t"));
-        if (str_eq(verdict, STR("RETRY")))
+        if (str_eq(word, STR("RETRY")))
             return error_set(error, STATUS_DB_RETRY, "a row expired while it was read");
-        if (str_eq(verdict, STR("NEW")))
+        if (str_eq(word, STR("NEW")))
             continue;
-        if (str_eq(verdict, STR("KNOWN"))) {
-            update->verdict = REFDATA_KNOWN;
+        if (str_eq(word, STR("KNOWN"))) {
+            update->result = REFDATA_KNOWN;
             read_state(result, row, 4, &update->state);
             update->is_keys_event = strcmp(update->state.event_id, update->update->event_id) != 0;
         } else {
-            update->verdict = REFDATA_REFUSED;
-            update->refusal = refdata_status_of_code(verdict);
+            update->result = REFDATA_REFUSED;
+            update->refusal = refdata_status_of_code(word);
         }
     }
     return STATUS_OK;

@@ -33,7 +33,7 @@ struct refdata_state {
     char reason[REFDATA_REASON_BYTES]; /* the same */
 };
 
-enum refdata_verdict { REFDATA_NEW, REFDATA_KNOWN, REFDATA_REFUSED };
+enum refdata_acceptance_result { REFDATA_NEW, REFDATA_KNOWN, REFDATA_REFUSED };
 
 struct refdata_acceptance {
     const struct refdata_update *update;
@@ -42,9 +42,9 @@ struct refdata_acceptance {
     struct str key;          /* Idempotency-Key; ptr NULL = none */
     struct str body;         /* of a key: the same key with another body is a conflict */
     int64_t key_lock;        /* of a key: the advisory lock of (scope, key) */
-    enum refdata_verdict verdict; /* this and what follows is set by refdata_acceptance_take() */
-    enum status refusal;          /* of REFUSED */
-    bool is_key_known;            /* the key was used before, by this event or by another one */
+    enum refdata_acceptance_result result; /* this and what follows is set by refdata_acceptance_take() */
+    enum status refusal;                   /* of REFUSED */
+    bool is_key_known;                     /* the key was used before, by this event or by another one */
     bool is_keys_event; /* `state` is that of the event that used the key before, not of the update's own */
     bool is_chunk_new;
     struct refdata_state state; /* PENDING where it is new */
@@ -53,19 +53,19 @@ struct refdata_acceptance {
 /* Is there anything to apply? */
 static inline bool refdata_acceptance_is_published(const struct refdata_acceptance *acceptance)
 {
-    return acceptance->verdict != REFDATA_REFUSED &&
-           (acceptance->verdict == REFDATA_NEW || acceptance->is_chunk_new);
+    return acceptance->result != REFDATA_REFUSED &&
+           (acceptance->result == REFDATA_NEW || acceptance->is_chunk_new);
 }
 
 /* On a worker: adds the statement to the open pipeline of a transaction. All are of one source. `all_new`: a guess that all of
  * them are new. Where that is wrong the statement fails, with it the transaction, and nothing needs to be taken. */
 void refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptance *const *updates, size_t count,
                             int64_t key_keep_ms, bool all_new, struct arena *arena);
-/* Sets the verdicts by the statement's result. A transaction with a refused update has to be rolled back, unless it wrote no
+/* Sets the results by the statement's result. A transaction with a refused update has to be rolled back, unless it wrote no
  * chunk and no key for it. DB_RETRY: run it again. */
 enum status refdata_acceptance_take(const struct db_result *result, struct refdata_acceptance *const *updates,
                                     size_t count, struct error *error) MUST_CHECK;
-/* What a new one's verdict is. */
+/* What the result of a new one is. */
 void refdata_acceptance_take_new(struct refdata_acceptance *update);
 void refdata_acceptance_error(const struct refdata_acceptance *update, struct error *error); /* of REFUSED */
 

@@ -110,7 +110,7 @@ const char *finding_text(const struct hydration_finding *claim)
     struct buf fields = {0};
     for (unsigned i = 0; i < claim->event.cover.field_count; i++)
         buf_printf(&fields, "%s%.*s", i ? "," : " ", STR_ARG(claim->event.cover.fields[i]));
-    switch (claim->verdict) {
+    switch (claim->kind) {
     case HYDRATION_LEDGER_ASK:
         snprintf(text, sizeof text, "ask %s%.*s", modes[claim->event.cover.mode], STR_ARG(buf_str(&fields)));
         break;

@@ -11,14 +11,14 @@ struct loop *rig_loop;
 struct hydration_shard *rig_shard;
 struct hydration_policy rig_policy;
 struct rig_script script;
-const struct hydration_finding in_ledger = {.verdict = HYDRATION_LEDGER_COPY,
+const struct hydration_finding in_ledger = {.kind = HYDRATION_LEDGER_COPY,
                                             .event = {.data = {DATA, sizeof DATA - 1},
                                                       .module = {"intake", 6},
                                                       .cover = {.mode = HYDRATION_FULL},
                                                       .version = 7},
                                             .ttl_ms = 300000},
-                               not_in_ledger = {.verdict = HYDRATION_LEDGER_ABSENT, .ttl_ms = 300000},
-                               join_others = {.verdict = HYDRATION_LEDGER_JOIN, .ttl_ms = 60000};
+                               not_in_ledger = {.kind = HYDRATION_LEDGER_ABSENT, .ttl_ms = 300000},
+                               join_others = {.kind = HYDRATION_LEDGER_JOIN, .ttl_ms = 60000};
 
 static const struct hydration_policy default_policy = {.module = "hydration",
                                                        .wait_timeout_ms = 500,
@@ -60,20 +60,20 @@ enum status hydration_ledger_find(struct db_pool *pool, const struct hydration_n
                                   int64_t copy_ttl_ms, int64_t deadline_ns, struct arena *arena,
                                   struct hydration_finding *finding, struct error *error)
 {
-    static const struct hydration_finding nothing = {.verdict = HYDRATION_LEDGER_JOIN, .ttl_ms = 5000};
+    static const struct hydration_finding nothing = {.kind = HYDRATION_LEDGER_JOIN, .ttl_ms = 5000};
     bool looks_only = correlation_id.len == 0;
     (void)pool, (void)policy, (void)copy_ttl_ms, (void)deadline_ns, (void)arena;
     pass_gate(looks_only ? &looks : &finds);
     *finding = !looks_only ? script.find : script.look_is_set ? script.look : nothing;
     struct hydration_event *event = &finding->event;
     event->kind =
-        finding->verdict == HYDRATION_LEDGER_COPY ? HYDRATION_EVENT_UPDATED : HYDRATION_EVENT_NOT_FOUND;
+        finding->kind == HYDRATION_LEDGER_COPY ? HYDRATION_EVENT_UPDATED : HYDRATION_EVENT_NOT_FOUND;
     event->tenant = need->tenant;
     event->entity_type = need->entity_type;
     event->entity_id = need->entity_id;
     event->is_private = event->subject.len > 0;
     event->has_cover = true;
-    if (finding->verdict == HYDRATION_LEDGER_ASK)
+    if (finding->kind == HYDRATION_LEDGER_ASK)
         event->cover = need->cover;
     return verdict(error);
 }
@@ -415,7 +415,7 @@ int rig_open(void **state)
     rig_policy.module = "test";
     rig_policy.wait_timeout_ms = PATIENCE_MS; /* tests of time say otherwise */
     rig_policy.retry_backoff_ms = PATIENCE_MS;
-    script = (struct rig_script){.find = {.verdict = HYDRATION_LEDGER_ASK, .ttl_ms = 60000}};
+    script = (struct rig_script){.find = {.kind = HYDRATION_LEDGER_ASK, .ttl_ms = 60000}};
     finds = looks = retries = questions = answers = owner_looks = 0;
     question = (struct rig_question){0};
     struct loop_group *loops = loop_group_create(1, 0);

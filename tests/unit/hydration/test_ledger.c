@@ -57,7 +57,7 @@ static void *find_at_once(void *arg)
         snprintf(id, sizeof id, "k%d", round);
         const struct hydration_need need = need_of(id, "u", round % 2 ? EXISTENCE : FULL, "");
         pthread_barrier_wait(&barrier);
-        *asked += find_by(&need, &policy, id, &own).verdict == HYDRATION_LEDGER_ASK;
+        *asked += find_by(&need, &policy, id, &own).kind == HYDRATION_LEDGER_ASK;
     }
     arena_deinit(&own);
     return NULL;

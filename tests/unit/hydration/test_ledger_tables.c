@@ -159,7 +159,7 @@ static void test_concurrent_stores_of_the_same_entities_do_not_deadlock(void **s
         char id[24];
         snprintf(id, sizeof id, "k%d", i);
         const struct hydration_need need = need_of(id, "u", FULL, "");
-        assert_int_equal(find_by(&need, &policy, id, &arena).verdict, HYDRATION_LEDGER_ASK);
+        assert_int_equal(find_by(&need, &policy, id, &arena).kind, HYDRATION_LEDGER_ASK);
     }
     for (size_t i = 0; i < 4; i++)
         pthread_create(&threads[i], NULL, write_batches, i % 2 ? "backwards" : NULL);

@@ -210,7 +210,7 @@ static enum status commit_queued(struct group *group, struct db_conn *conn, stru
     size_t kept = 0, all = group->count, count = 0;
     for (size_t i = 0; i < all; i++) {
         struct refdata_post *post = group->posts[i];
-        if (post->acceptance.verdict != REFDATA_REFUSED) {
+        if (post->acceptance.result != REFDATA_REFUSED) {
             group->posts[kept++] = post;
             continue;
         }
@@ -300,7 +300,7 @@ static bool commit_group(struct group *group)
         struct refdata_post *post = group->posts[i];
         if (status == STATUS_OK) {
             post->result =
-                post->acceptance.verdict == REFDATA_NEW ? REFDATA_POST_TAKEN : REFDATA_POST_REPLAYED;
+                post->acceptance.result == REFDATA_NEW ? REFDATA_POST_TAKEN : REFDATA_POST_REPLAYED;
             continue;
         }
         post->result = group->is_unknown ? REFDATA_POST_UNKNOWN : REFDATA_POST_REFUSED;
