@@ -110,7 +110,7 @@ enum status auth_create(const struct auth_settings *settings, struct loop_group 
         auth_unref(auth);
         return status;
     }
-    /* A file that says nothing of keys is a valid one (the seed's own); it just lets nobody in. */
+    /* A file without keys is valid (the seed's own); then no request is let in. */
     if (!auth_rules_let_in(auth->rules))
         log_warn("auth_lets_nobody_in",
                  LOG_CSTR("remedy", "set auth.jwksFile, auth.jwksUrl, auth.hs256SecretFromEnv or auth.mtls"));
@@ -200,7 +200,7 @@ bool auth_is_ready(const struct auth *auth)
     return ready;
 }
 
-/* ---- the one place that decides on tenants and scopes (C5), once it is known who asks; no route, module or handler
+/* ---- the one place that decides on tenants and scopes (C5), once the caller is known; no route, module or handler
  * repeats any of this ---- */
 
 /* Tenant of requests to routes that name none, while auth is switched off. */
@@ -244,8 +244,8 @@ static enum status decide(struct auth_loop *state, const struct auth_question *q
                           const struct auth_identity *who, const struct auth_client *client,
                           const struct auth_identity **identity, struct error *error)
 {
-    /* Who speaks through a configured mTLS client: its token's user where it brings a token, else the client itself. A
-     * trusted one may name the tenant; anybody else's X-Tenant-Id is not looked at. */
+    /* The caller through a configured mTLS client is the user of its token, or without a token the client itself. A
+     * trusted client may name the tenant; X-Tenant-Id of any other is ignored. */
     if (client) {
         state->scratch = who ? *who
                              : (struct auth_identity){.tenant = client->tenant,

@@ -58,13 +58,13 @@ enum status auth_settings_check(const struct auth_settings *settings, struct set
 
 struct auth;
 /* Loads the keys (a key file that cannot be read or holds no usable key is CONFIG; a URL that cannot be
- * reached is not: it is retried, and until then every token is 401 and readiness says so). Blocks up to
+ * reached is not: it is retried, and until then every token is 401 and the process is not ready). Blocks up to
  * jwks_timeout_ms. */
 enum status auth_create(const struct auth_settings *settings, struct loop_group *group,
                         struct worker_pool *workers, struct auth **auth, struct error *error) MUST_CHECK;
 /* After the worker pool stopped and the loops ended; before loop_group_destroy(). */
 void auth_destroy(struct auth *auth);
-/* New settings after a configuration reload: keys read anew, caches emptied. A failure changes nothing; a
+/* New settings after a configuration reload: keys are read again, caches emptied. A failure changes nothing; a
  * URL that is new and cannot be read is one. `enabled` stays as it was created: the listeners, which decide
  * whether it may be off, do not change either. Blocks like auth_create(): not on a loop. */
 enum status auth_reload(struct auth *auth, const struct auth_settings *settings,
@@ -85,7 +85,7 @@ struct auth_question {
 
 enum auth_answer {
     AUTH_ALLOWED, /* *identity stands (in the loop's table: valid until the callback returns; copy to keep) */
-    AUTH_DENIED,  /* *error says 401 or 403 */
+    AUTH_DENIED,  /* *error is a 401 or 403 */
     AUTH_VERIFY,  /* not known yet: auth_verify() */
 };
 /* On a loop. The effective tenant (override applied) is in identity->tenant. */
@@ -115,7 +115,7 @@ struct auth_token_request {
 };
 /* Signs with the private JWK in `key_file`, made (EdDSA, mode 0600) with its public JWKS at `jwks_file`
  * when missing; safe side by side. A JWKS that is there and lacks the key is an error, not changed: it may
- * be somebody's real one. */
+ * be that of a real issuer. */
 enum status auth_token_issue(struct str key_file, struct str jwks_file,
                              const struct auth_token_request *request, struct buf *token,
                              struct error *error) MUST_CHECK;

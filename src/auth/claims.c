@@ -1,4 +1,4 @@
-/* The claims of a token whose signature holds (RFC 7519): times, issuer, audience, and who it speaks for.
+/* The claims of a token whose signature holds (RFC 7519): times, issuer, audience, and its subject, scopes and tenant.
  * A claim of the wrong type refuses the token; only the tenant may be missing or unfit, which auth.c
  * turns into a 403. */
 #include "auth/jose.h"
@@ -52,7 +52,7 @@ static enum auth_reason check_audience(const struct json_value *root, const stru
     return ours ? AUTH_REASON_VALID : AUTH_REASON_AUDIENCE;
 }
 
-/* ---- who ---- */
+/* ---- scopes ---- */
 
 /* RFC 6749's scope-token: printable ASCII without space, quote and backslash. */
 static bool is_scope(struct str text)

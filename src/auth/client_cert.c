@@ -9,7 +9,7 @@
 
 #include <arpa/inet.h>
 
-/* ---- address ranges: who may speak for a client certificate. IPv4 is kept in its IPv6-mapped form, so that a dual-stack
+/* ---- address ranges whose peers may vouch for a client certificate. IPv4 is kept in its IPv6-mapped form, so that a dual-stack
  * listener and an IPv4 one agree. ---- */
 
 static const unsigned char V4_PREFIX[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF};
@@ -59,7 +59,7 @@ struct cert_pair {
     struct str name, raw; /* raw: the value with its escapes, without its quotes */
 };
 
-/* Takes one pair off the front of *rest together with the ';' or ',' behind it, which goes to *end ('\0'
+/* Takes one pair off the front of *rest together with the ';' or ',' after it, which goes to *end ('\0'
  * at the end of the text). False when it does not parse. */
 static bool take_pair(struct str *rest, struct cert_pair *pair, char *end)
 {

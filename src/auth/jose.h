@@ -3,7 +3,7 @@
  *     header.payload.signature ── token.c ── keys.c ── signature.c ── claims.c ── struct auth_claims
  *
  * A key is bound to one algorithm when it is read, by its type alone; a token's `alg` must name that
- * algorithm. So there is no way to have an RSA key's bytes used as an HMAC secret. Everything a token says
+ * algorithm. So there is no way to have an RSA key's bytes used as an HMAC secret. Everything in a token
  * about keys other than `kid` (jwk, jku, x5u, x5c) refuses it. */
 #ifndef FRESHET_AUTH_JOSE_H
 #define FRESHET_AUTH_JOSE_H
@@ -18,7 +18,7 @@
 #include "base/status.h"
 #include "base/str.h"
 
-/* X(name, metric label, sentence). The sentence goes to the client, so it tells nothing a stranger must
+/* X(name, metric label, sentence). The sentence goes to the client, so it has nothing that a stranger must
  * not know; it holds no quotes, because it also stands in a quoted string of WWW-Authenticate. */
 #define AUTH_REASON_TABLE(X)                                                              \
     X(VALID, "valid", "the token is valid")                                               \
@@ -91,8 +91,7 @@ struct auth_keyset *auth_keyset_create(void);
  * was added. Only before the set is shared. */
 enum status auth_keyset_add_jwks(struct auth_keyset *set, struct str document, const char *origin,
                                  struct error *error) MUST_CHECK;
-enum status auth_keyset_add_secret(struct auth_keyset *set, struct str secret,
-                                   struct error *error) MUST_CHECK;
+void auth_keyset_add_secret(struct auth_keyset *set, struct str secret); /* there must be room */
 struct auth_keyset *auth_keyset_ref(struct auth_keyset *set);
 void auth_keyset_unref(struct auth_keyset *set);
 bool auth_keyset_has_kid(const struct auth_keyset *set, struct str kid);

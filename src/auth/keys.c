@@ -202,16 +202,6 @@ static enum status parse_okp(const struct json_value *jwk, struct arena *arena, 
     return key->pkey ? STATUS_OK : error_set(error, STATUS_BAD_REQUEST, "the Ed25519 key cannot be read");
 }
 
-static enum status set_secret(struct auth_key *key, struct str secret, struct error *error)
-{
-    if (secret.len < AUTH_SECRET_BYTES_MIN || secret.len > AUTH_SECRET_BYTES_MAX)
-        return error_set(error, STATUS_BAD_REQUEST, "an HS256 secret must have %d to %d bytes",
-                         AUTH_SECRET_BYTES_MIN, AUTH_SECRET_BYTES_MAX);
-    key->secret = str_of(str_dup(secret), secret.len);
-    key->algorithm = AUTH_HS256;
-    return STATUS_OK;
-}
-
 static enum status parse_oct(const struct json_value *jwk, struct arena *arena, struct auth_key *key,
                              struct error *error)
 {
@@ -220,7 +210,13 @@ static enum status parse_oct(const struct json_value *jwk, struct arena *arena, 
 
     if (status != STATUS_OK)
         return status;
-    status = set_secret(key, secret, error);
+    if (secret.len < AUTH_SECRET_BYTES_MIN || secret.len > AUTH_SECRET_BYTES_MAX) {
+        status = error_set(error, STATUS_BAD_REQUEST, "an HS256 secret must have %d to %d bytes",
+                           AUTH_SECRET_BYTES_MIN, AUTH_SECRET_BYTES_MAX);
+    } else {
+        key->secret = str_of(str_dup(secret), secret.len);
+        key->algorithm = AUTH_HS256;
+    }
     OPENSSL_cleanse((void *)(uintptr_t)secret.ptr, secret.len); /* the arena's copy, ours */
     return status;
 }
@@ -373,13 +369,10 @@ enum status auth_keyset_add_jwks(struct auth_keyset *set, struct str document, c
     return STATUS_OK;
 }
 
-enum status auth_keyset_add_secret(struct auth_keyset *set, struct str secret, struct error *error)
+void auth_keyset_add_secret(struct auth_keyset *set, struct str secret)
 {
-    if (set->count == AUTH_KEYS_MAX)
-        return error_set(error, STATUS_BAD_REQUEST, "more than %d keys", AUTH_KEYS_MAX);
-    enum status status = set_secret(&set->keys[set->count], secret, error);
-    set->count += status == STATUS_OK;
-    return status;
+    set->keys[set->count++] =
+        (struct auth_key){.algorithm = AUTH_HS256, .secret = str_of(str_dup(secret), secret.len)};
 }
 
 bool auth_keyset_has_kid(const struct auth_keyset *set, struct str kid)

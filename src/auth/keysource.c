@@ -162,17 +162,14 @@ static void plan_url(struct auth_keysource *source)
 /* ---- one set out of all sources ---- */
 
 /* The secret comes first, then the file: what stands last has no place once there are AUTH_KEYS_MAX keys. */
-static enum status build_keys(struct auth_keysource *source, struct auth_keyset **out, struct error *error)
+static struct auth_keyset *build_keys(const struct auth_keysource *source)
 {
     const struct document *const documents[] = {&source->file, &source->url};
     struct auth_keyset *set = auth_keyset_create();
     struct error unusable;
 
-    if (source->rules->secret.len > 0 &&
-        auth_keyset_add_secret(set, source->rules->secret, error) != STATUS_OK) {
-        auth_keyset_unref(set);
-        return error_set_field(error, STATUS_CONFIG, "auth", "%s", error->message);
-    }
+    if (source->rules->secret.len > 0)
+        auth_keyset_add_secret(set, source->rules->secret);
     for (size_t i = 0; i < 2; i++)
         if (buf_len(&documents[i]->text) > 0 &&
             auth_keyset_add_jwks(set, buf_str(&documents[i]->text), documents[i]->origin, &unusable) !=
@@ -180,8 +177,7 @@ static enum status build_keys(struct auth_keysource *source, struct auth_keyset 
             log_error("auth_keys_unusable", LOG_CSTR("source", documents[i]->origin),
                       LOG_ERROR_FIELDS(&unusable));
     metric_set(metric_series_get(&keys_family, NULL), (double)set->count);
-    *out = set;
-    return STATUS_OK;
+    return set;
 }
 
 /* ---- when ---- */
@@ -202,19 +198,18 @@ static int64_t read_keys(struct task *task, void *context)
         refresh(source, &source->url, &changed, &error);
         plan_url(source);
     }
-    struct auth_keyset *fresh = NULL;
-    if (changed && build_keys(source, &fresh, &error) != STATUS_OK) /* the secret was taken before */
-        log_error("auth_keys_unusable", LOG_ERROR_FIELDS(&error));
+    struct auth_keyset *fresh = changed ? build_keys(source) : NULL, *old = NULL;
+    if (changed)
+        log_info("auth_keys_changed", LOG_INT("keys", fresh->count));
     pthread_mutex_lock(&source->mutex);
-    struct auth_keyset *old = fresh ? source->keys : NULL;
-    source->keys = fresh ? fresh : source->keys;
+    if (changed) {
+        old = source->keys;
+        source->keys = fresh;
+    }
     if (for_demand)
         source->demanded = false;
     pthread_mutex_unlock(&source->mutex);
     auth_keyset_unref(old);
-    changed = fresh != NULL;
-    if (changed)
-        log_info("auth_keys_changed", LOG_INT("keys", fresh->count));
     if ((changed || for_demand) && !task_is_stopping(task))
         auth_publish(source->auth, changed);
     int64_t delay_ns = has_file ? TASK_MS(FILE_INTERVAL_MS) : TASK_IDLE;
@@ -270,7 +265,8 @@ static enum status first_reading(struct auth_keysource *source, struct auth_keys
             return error_set_field(error, STATUS_CONFIG, "auth.jwksUrl", "%s", error->message);
         plan_url(source);
     }
-    return build_keys(source, &source->keys, error);
+    source->keys = build_keys(source);
+    return STATUS_OK;
 }
 
 enum status auth_keysource_create(struct auth *auth, struct auth_rules *rules,

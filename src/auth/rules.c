@@ -184,10 +184,10 @@ static enum status fill(struct auth_rules *rules, const struct auth_settings *se
         if (!secret)
             return error_set_field(error, STATUS_CONFIG, "auth.hs256SecretFromEnv",
                                    "the environment has no variable %s", variable);
-        if (strlen(secret) < AUTH_SECRET_BYTES_MIN)
+        if (strlen(secret) < AUTH_SECRET_BYTES_MIN || strlen(secret) > AUTH_SECRET_BYTES_MAX)
             return error_set_field(error, STATUS_CONFIG, "auth.hs256SecretFromEnv",
-                                   "the secret in %s has fewer than %d bytes", variable,
-                                   AUTH_SECRET_BYTES_MIN);
+                                   "the secret in %s must have %d to %d bytes", variable,
+                                   AUTH_SECRET_BYTES_MIN, AUTH_SECRET_BYTES_MAX);
         rules->secret = arena_str(&rules->arena, str_from(secret));
     }
     return read_clients(rules, &settings->mtls_clients, error);

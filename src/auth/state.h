@@ -40,7 +40,7 @@ struct auth_rules {
     size_t peer_count;
     struct auth_client *clients;
     size_t client_count;
-    struct str jwks_file, jwks_url, secret; /* NUL-terminated behind their length */
+    struct str jwks_file, jwks_url, secret; /* NUL-terminated after their length */
     struct str jwks_url_shown;              /* jwks_url without credentials, for logs and errors */
     int64_t refresh_ms, refresh_min_ms, timeout_ms;
 };
@@ -77,7 +77,7 @@ void auth_verified_deinit(struct auth_verified_table *table);
 /* The entry for exactly these bytes, whatever its age or generation; NULL when there is none. */
 struct auth_verified *auth_verified_find(struct auth_verified_table *table, struct str authorization);
 /* Remembers it, in place of an older entry for the same bytes, else of the one in its bucket that is worth
- * least. Returns what was pushed out, to be freed by the caller when nobody can hold it any more; may be
+ * least. Returns what was pushed out, to be freed by the caller when no callback can hold it any more; may be
  * NULL. */
 struct auth_verified *auth_verified_put(struct auth_verified_table *table, struct str authorization,
                                         const struct auth_claims *claims, uint64_t generation);

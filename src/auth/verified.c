@@ -69,7 +69,7 @@ struct auth_verified *auth_verified_find(struct auth_verified_table *table, stru
     struct str tail = tail_of(authorization);
 
     table->clock++;
-    /* Tokens of one issuer begin alike: the tail tells them apart at once. */
+    /* Tokens of one issuer begin alike: the tail differs. */
     if (!entry || entry->authorization_len != authorization.len ||
         !str_eq(tail_of(str_of(entry->bytes, entry->authorization_len)), tail) ||
         !is_for(entry, authorization)) {
@@ -128,7 +128,7 @@ struct auth_verified *auth_verified_put(struct auth_verified_table *table, struc
 #define DENIED_WAYS 4
 
 struct auth_denied {
-    uint64_t seeded, plain; /* of the whole header; nobody outside knows the seed */
+    uint64_t seeded, plain; /* of the whole header; the seed is secret */
     uint64_t generation;
     int64_t until_ns; /* monotonic; 0 = empty */
     enum auth_reason reason;

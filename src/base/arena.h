@@ -20,7 +20,7 @@ void arena_reset(struct arena *arena);
 
 void *arena_alloc(struct arena *arena, size_t size) __attribute__((returns_nonnull)); /* 16-byte aligned */
 void *arena_zalloc(struct arena *arena, size_t size) __attribute__((returns_nonnull));
-struct str arena_str(struct arena *arena, struct str s); /* a copy, NUL-terminated behind its length */
+struct str arena_str(struct arena *arena, struct str s); /* a copy, NUL-terminated after its length */
 struct str arena_printf(struct arena *arena, const char *format, ...) PRINTF_LIKE(2, 3);
 
 #endif

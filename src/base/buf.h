@@ -27,7 +27,7 @@ static inline struct str buf_str(const struct buf *buf)
     return str_of(buf->data + buf->start, buf->end - buf->start);
 }
 
-/* Makes room for `len` more bytes and returns where they go; buf_commit() says how many were written. */
+/* Makes room for `len` more bytes and returns where they go; buf_commit() adds those that were written. */
 char *buf_reserve(struct buf *buf, size_t len);
 void buf_commit(struct buf *buf, size_t len);
 void buf_consume(struct buf *buf, size_t len); /* drops from the front; rewinds when it becomes empty */

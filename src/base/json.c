@@ -13,7 +13,7 @@ struct scan {
     const char *start, *p, *end;
     unsigned depth, depth_max;
     uint64_t is_object[JSON_DEPTH_LIMIT / 64]; /* a bit a level */
-    const char *problem;                       /* set by whoever returns false; p is where */
+    const char *problem;                       /* set by fail(); p is where */
     size_t growth, growth_max;                 /* bytes that numbers take more, printed without an exponent */
     size_t digits_max;                         /* of one number */
     bool is_too_long;                          /* the problem is a number that becomes too long */
@@ -40,15 +40,11 @@ static char peek(const struct scan *s)
 
 static bool scan_hex4(struct scan *s, const char *at, unsigned *unit)
 {
-    unsigned value = 0;
+    uint8_t bytes[2];
 
-    for (int i = 0; i < 4; i++) {
-        int digit = at + i < s->end ? hex_digit(at[i]) : -1;
-        if (digit < 0)
-            return fail(s, at, "\\u needs four hexadecimal digits");
-        value = value << 4 | (unsigned)digit;
-    }
-    *unit = value;
+    if (s->end - at < 4 || !hex_get(at, bytes, 2))
+        return fail(s, at, "\\u needs four hexadecimal digits");
+    *unit = (unsigned)bytes[0] << 8 | bytes[1];
     return true;
 }
 
@@ -337,7 +333,7 @@ static enum status parse(struct scan *s, struct json_value *value, struct error 
         skip_space(s);
         if (s->p == s->end)
             return STATUS_OK;
-        fail(s, s->p, "there is more behind the value");
+        fail(s, s->p, "there is more after the value");
     }
     if (!s->is_too_long)
         return error_set(error, STATUS_BAD_REQUEST, "not valid JSON: %s (at byte %zu)", s->problem,

@@ -30,7 +30,7 @@ struct json_value {
     struct str raw;
 };
 
-/* Validates the whole of `text` as one JSON value, at most `depth_max` deep. On failure *error says what
+/* Validates the whole of `text` as one JSON value, at most `depth_max` deep. On failure *error names what
  * and at which byte offset; of a number that is too long, in which member (error->field, "items[3].payload").
  * `text` may have white space around. */
 enum status json_parse(struct str text, unsigned depth_max, struct json_value *value,

@@ -13,8 +13,8 @@
 struct json_text {
     const char *name;              /* NULL ends a table */
     unsigned chars_min, chars_max; /* in characters, not bytes */
-    bool is_optional;              /* may lack or be null: its text is then STR_NONE */
-    bool is_reserved;              /* must lack: the server's to say */
+    bool is_optional;              /* may be absent or null: its text is then STR_NONE */
+    bool is_reserved;              /* must be absent: the server sets it */
     bool
         is_plain; /* no control characters, and not of white space alone: it goes into paths, headers and logs */
 };

@@ -18,7 +18,7 @@ static const char *skip_space(const char *p, const char *end)
     return p;
 }
 
-/* From an opening quote to behind the closing one. */
+/* From an opening quote to the byte after the closing one. */
 static const char *skip_string(const char *p, const char *end)
 {
     p++;
@@ -183,11 +183,10 @@ static bool has_escapes(struct str inside)
 
 static unsigned hex4(const char *at)
 {
-    unsigned value = 0;
+    uint8_t bytes[2] = {0};
 
-    for (int i = 0; i < 4; i++)
-        value = value << 4 | ((unsigned)hex_digit(at[i]) & 15);
-    return value;
+    (void)hex_get(at, bytes, 2);
+    return (unsigned)bytes[0] << 8 | bytes[1];
 }
 
 static size_t put_utf8(char out[4], unsigned code)
@@ -315,7 +314,7 @@ bool json_to_double(const struct json_value *value, double *out)
     return true;
 }
 
-/* ---- writing: appends to a buffer, and never more than it says, so that a fixed buffer can stand behind it ---- */
+/* ---- writing: appends to a buffer, never more than json_string_size(), so that the buffer may be a fixed one ---- */
 
 #define REPLACEMENT "\xEF\xBF\xBD" /* U+FFFD */
 

@@ -35,7 +35,7 @@ struct log_field {
 /* Fields with empty text are left out. `event` is a short snake_case name that can be searched for. */
 void log_write(enum log_level level, const char *event, const struct log_field *fields);
 void log_set_level(enum log_level level);
-void log_set_fd(int fd); /* standard error unless a test says otherwise */
+void log_set_fd(int fd); /* standard error by default; for tests */
 /* From now on lines are dropped while the log is a pipe or socket that is full, so that logging never blocks. Their number is
  * logged when it accepts lines again. */
 void log_never_wait(void);

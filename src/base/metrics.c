@@ -87,30 +87,23 @@ void metrics_register(struct metric_family *family)
     pthread_mutex_unlock(&registry_lock);
 }
 
-static struct metric_series *find(struct metric_family_state *state, const struct str *values, uint64_t hash)
-{
-    struct map_node *node;
-
-    MAP_MATCH(node, &state->map, hash) {
-        struct metric_series *series = CONTAINER_OF(node, struct metric_series, node);
-        bool same = true;
-        for (unsigned i = 0; same && i < state->label_count; i++)
-            same = str_eq(series->label_values[i], values[i]);
-        if (same)
-            return series;
-    }
-    return NULL;
-}
-
 /* Finds or makes it; a series that was dropped goes on where it stopped. */
 static struct metric_series *take(struct metric_family_state *state, const struct str *values,
                                   bool may_exceed)
 {
+    struct metric_series *series = NULL;
+    struct map_node *node;
     uint64_t hash = 0;
 
     for (unsigned i = 0; i < state->label_count; i++)
         hash = (hash ^ hash_seeded(values[i])) * UINT64_C(0x9E3779B97F4A7C15);
-    struct metric_series *series = find(state, values, hash);
+    MAP_MATCH(node, &state->map, hash) {
+        struct metric_series *other = CONTAINER_OF(node, struct metric_series, node);
+        bool same = true;
+        for (unsigned i = 0; same && i < state->label_count; i++)
+            same = str_eq(other->label_values[i], values[i]);
+        series = same ? other : series;
+    }
     if (series && !series->dropped)
         return series;
     if (state->live_count >= state->live_max && !may_exceed)
@@ -236,7 +229,7 @@ void metric_change(struct metric_series *series, double by)
     cell_add_double_atomic(series->cells, by);
 }
 
-/* A value that is no number has no bucket, and would make the sum none for ever. */
+/* NaN has no bucket, and would make the sum NaN for ever. */
 void metric_observe(struct metric_series *series, double value)
 {
     const struct metric_family_state *state = series->family;
@@ -362,23 +355,6 @@ static void put_histogram(struct buf *out, const struct metric_series *series)
     buf_put_char(out, '\n');
     put_sample_name(out, series, "_count", STR_NONE);
     buf_put_u64(out, count);
-    buf_put_char(out, '\n');
-}
-
-static void put_series(struct buf *out, const struct metric_series *series)
-{
-    enum metric_type type = series->family->family->type;
-
-    if (type == METRIC_HISTOGRAM) {
-        put_histogram(out, series);
-        return;
-    }
-    put_sample_name(out, series, "", STR_NONE);
-    if (type == METRIC_COUNTER)
-        buf_put_u64(out, cell_sum(series, 0));
-    else
-        buf_put_double(out, cell_sum_double(series, 0));
-    buf_put_char(out, '\n');
 }
 
 /* Families in order of registration, series in order of creation. The registry is locked while printing; updates go
@@ -395,9 +371,20 @@ void metrics_print(struct buf *out)
         buf_printf(out, "# HELP %s ", family->name);
         put_escaped(out, str_from(family->help), false);
         buf_printf(out, "\n# TYPE %s %s\n", family->name, type_names[family->type]);
-        STAILQ_FOREACH(series, &state->series, link)
-            if (!series->dropped)
-                put_series(out, series);
+        STAILQ_FOREACH(series, &state->series, link) {
+            if (series->dropped)
+                continue;
+            if (family->type == METRIC_HISTOGRAM) {
+                put_histogram(out, series);
+            } else {
+                put_sample_name(out, series, "", STR_NONE);
+                if (family->type == METRIC_COUNTER)
+                    buf_put_u64(out, cell_sum(series, 0));
+                else
+                    buf_put_double(out, cell_sum_double(series, 0));
+            }
+            buf_put_char(out, '\n');
+        }
     }
     pthread_mutex_unlock(&registry_lock);
 }

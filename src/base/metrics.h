@@ -36,7 +36,7 @@ void metrics_register(struct metric_family *family); /* idempotent; at start, be
 /* The series with these label values (as many as the family has names). Never NULL; lives as long as the
  * process unless metric_series_drop() is called. Takes a lock: not for the hot path. */
 struct metric_series *metric_series_get(struct metric_family *family, const struct str *label_values);
-/* freshet_retention_deleted_total of a table: whoever deletes what is old counts it there. */
+/* freshet_retention_deleted_total of a table: counts rows deleted because of their age. */
 struct metric_series *metric_of_deleted(struct str table);
 /* Stops printing it (a dictionary that was removed). The memory stays valid. */
 void metric_series_drop(struct metric_series *series);

@@ -12,7 +12,7 @@
 #include "base/str.h"
 
 enum setting_type {
-    SETTING_STRING,      /* struct str, NUL-terminated behind its length, never NULL */
+    SETTING_STRING,      /* struct str, NUL-terminated after its length, never NULL */
     SETTING_BOOL,        /* bool: true or false, nothing else */
     SETTING_INT,         /* int64_t */
     SETTING_DURATION_MS, /* int64_t milliseconds: 250ms, 1s, 5m, 1h, 30d; a bare number is ms */
@@ -26,7 +26,7 @@ enum setting_type {
 };
 
 struct setting_strings {
-    struct str *items; /* NUL-terminated behind their length */
+    struct str *items; /* NUL-terminated after their length */
     size_t count;
 };
 

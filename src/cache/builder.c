@@ -60,7 +60,6 @@ void cache_builder_limit_payloads(struct cache_builder *builder, size_t payload_
         builder->payload_bytes_max = payload_bytes_max;
 }
 
-/* ---- what the snapshot's numbers say ---- */
 /* Also gives the record's bytes back, so nothing may lead to it any more. */
 static void count_out(struct cache_builder *builder, const struct cache_record *record)
 {
@@ -242,7 +241,7 @@ uint64_t cache_builder_copied_bytes(const struct cache_builder *builder)
     return builder->build.copied_bytes;
 }
 
-/* ---- sweeping: a replaced record leaves its bytes behind in a chunk, and a chunk goes only when all of its records
+/* ---- sweeping: the bytes of a replaced record stay in their chunk, and a chunk goes only when all of its records
  * have.
  *
  * Each delta build moves a few records out of a chunk that is mostly dead, picking up where the build before it stopped.

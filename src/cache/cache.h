@@ -7,9 +7,9 @@
  *
  *     snapshot v7 ── hash root ── pages ──┐
  *        │           order root ── leaves ─┴─→ records in chunks ←─ shared with v8, but for what changed
- *        └─ every part counts who leads to it: what only v7 needs is freed with v7, whenever that is
+ *        └─ every part counts the references to it: what only v7 needs is freed with v7, whenever that is
  *
- * Threads: a builder belongs to one thread. A snapshot is read by anyone who can be sure it lives: on a loop,
+ * Threads: a builder belongs to one thread. A snapshot may be read while it is sure to live: on a loop,
  * until the callback returns (cache_slot_read); elsewhere and across callbacks, while holding a reference. */
 #ifndef FRESHET_CACHE_CACHE_H
 #define FRESHET_CACHE_CACHE_H
@@ -39,7 +39,7 @@ uint64_t cache_record_tag(const struct cache_record *record); /* hash of the bod
 void cache_find_many(const struct cache_snapshot *snapshot, const struct str *keys, size_t count,
                      const struct cache_record **out);
 
-/* In bytewise key order, starting behind `after` (empty = from the first). O(log n) to start, O(1) a step. */
+/* In bytewise key order, starting after `after` (empty = from the first). O(log n) to start, O(1) a step. */
 struct cache_cursor {
     const struct cache_snapshot *snapshot;
     struct order_place {

@@ -2,7 +2,7 @@
  * needs.
  *
  * Mapped, not malloc'ed, so that pages never touched are not resident and a freed chunk goes back to the
- * kernel at once. The next build goes on in the last chunk of its base, behind the bytes that older versions
+ * kernel at once. The next build goes on in the last chunk of its base, after the bytes that older versions
  * know, so that a delta of one key does not cost a chunk. Live bytes are kept per version, exactly: at zero
  * the version lets go. */
 #include "cache/internal.h"
@@ -256,7 +256,7 @@ void cache_scratch_free(void *scratch, size_t size)
 #define NO_MREMAP
 #endif
 
-/* Grown by moving pages, not bytes. ThreadSanitizer does not see mremap(): it takes the pages for those of whoever had the
+/* Grown by moving pages, not bytes. ThreadSanitizer does not see mremap(): it takes the pages for those that had the
  * address before. */
 void *cache_scratch_grow(void *old, size_t old_size, size_t size)
 {

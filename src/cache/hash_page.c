@@ -132,7 +132,7 @@ void cache_hash_page_remove(struct hash_page *page, uint64_t slot)
     page->count--;
     if (!overflowed)
         return;
-    /* A full bucket may have overflowed, and a hole in it would hide what lies behind: everything is placed anew. */
+    /* A full bucket may have overflowed, and a hole in it would hide what follows: everything is placed again. */
     size_t bytes = capacity(page) * sizeof(uint64_t);
     uint64_t *slots = memcpy(memory_alloc(bytes), page->slots, bytes);
     memset(page->slots, 0, bytes);

@@ -5,7 +5,7 @@
  * cache_snapshot_unref() touch these counts, never a reader, so versions may be released in any order and
  * branch at will.
  *
- * A part whose `birth` is the running build's may be changed in place, for nobody else can see it yet; any
+ * A part whose `birth` is the running build's may be changed in place, for no other thread can see it yet; any
  * other is copied first. That is the whole of copy-on-write here. */
 #ifndef FRESHET_CACHE_INTERNAL_H
 #define FRESHET_CACHE_INTERNAL_H
@@ -43,7 +43,7 @@ static inline void shared_ref(struct shared *shared)
 /* A copy of an array of pointers to structs that begin with a struct shared, each of them referenced. */
 void *cache_shared_copy(const void *pointers, size_t count);
 
-/* True for whoever gave the last reference back: it frees. */
+/* True when it was the last reference: the caller frees. */
 static inline bool shared_unref(struct shared *shared)
 {
     return atomic_fetch_sub_explicit(&shared->refs, 1, memory_order_acq_rel) == 1;
@@ -241,7 +241,8 @@ void cache_order_put(struct order_index *index, struct build *build, const struc
 void cache_order_remove(struct order_index *index, struct build *build, struct str key); /* must be there */
 /* Appends a record whose key is above all others, filling leaves to ORDER_LEAF_LOADED. */
 void cache_order_append(struct order_index *index, struct build *build, const struct cache_record *record);
-void cache_order_trim(struct order_index *index); /* after the last append: frees what its leaf did not need */
+void cache_order_trim(
+    struct order_index *index); /* after the last append: frees what its leaf did not need */
 
 /* ---- sorting a full load ---- */
 struct sort_entry {

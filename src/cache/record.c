@@ -1,5 +1,5 @@
 /* One item as the bytes that are sent. The key is found inside the body; only where JSON escapes it does a
- * plain copy stand behind. A short body is hashed when its hash is asked for, which costs less than the
+ * plain copy follow. A short body is hashed when its hash is asked for, which costs less than the
  * memory to keep it. */
 #include "cache/internal.h"
 

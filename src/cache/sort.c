@@ -9,7 +9,7 @@
 
 static void sort_from(struct sort_entry *entries, struct sort_entry *scratch, size_t count, size_t depth);
 
-/* Bytes `depth`.. of the key, zeros behind its end. */
+/* Bytes `depth`.. of the key, zeros after its end. */
 static uint64_t prefix_at(struct str key, size_t depth)
 {
     size_t left = key.len > depth ? key.len - depth : 0;

@@ -97,17 +97,6 @@ static void the_number_of_keys_and_of_tries_is_bounded(void **state)
     auth_keyset_unref(set);
 }
 
-static void a_short_secret_is_refused(void **state)
-{
-    (void)state;
-    struct auth_keyset *set = auth_keyset_create();
-    struct error error;
-    assert_int_equal(auth_keyset_add_secret(set, STR("0123456789012345678901234567890"), &error),
-                     STATUS_BAD_REQUEST);
-    assert_int_equal(auth_keyset_add_secret(set, STR("01234567890123456789012345678901"), &error), STATUS_OK);
-    auth_keyset_unref(set);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -115,7 +104,6 @@ int main(void)
         cmocka_unit_test(a_document_without_usable_keys_is_an_error_and_adds_nothing),
         cmocka_unit_test(candidates_fit_by_algorithm_and_kid),
         cmocka_unit_test(the_number_of_keys_and_of_tries_is_bounded),
-        cmocka_unit_test(a_short_secret_is_refused),
     };
     log_set_fd(open("/dev/null", O_WRONLY | O_CLOEXEC));
     return cmocka_run_group_tests(tests, NULL, NULL);

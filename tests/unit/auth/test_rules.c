@@ -73,6 +73,13 @@ static void settings_that_cannot_work_are_refused(void **state)
     setenv("FRESHET_TEST_SECRET", "too short", 1);
     assert_int_equal(auth_create(&settings, rig.group, rig.workers, &auth, &error), STATUS_CONFIG);
     assert_string_equal(error.field, "auth.hs256SecretFromEnv");
+    setenv("FRESHET_TEST_SECRET", "0123456789012345678901234567890", 1); /* one byte less than needed */
+    assert_int_equal(auth_create(&settings, rig.group, rig.workers, &auth, &error), STATUS_CONFIG);
+    char too_long[AUTH_SECRET_BYTES_MAX + 2] = {0};
+    memset(too_long, 's', AUTH_SECRET_BYTES_MAX + 1);
+    setenv("FRESHET_TEST_SECRET", too_long, 1);
+    assert_int_equal(auth_create(&settings, rig.group, rig.workers, &auth, &error), STATUS_CONFIG);
+    assert_string_equal(error.field, "auth.hs256SecretFromEnv");
     unsetenv("FRESHET_TEST_SECRET");
 }
 

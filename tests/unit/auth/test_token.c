@@ -227,7 +227,6 @@ static void check_confusion(struct str secret, const char *header, bool has_kid)
     unsigned char digest[EVP_MAX_MD_SIZE];
     struct auth_keyset *fooled = auth_keyset_create();
     struct auth_claims claims;
-    struct error error;
     struct buf token = {0};
     size_t len = 0;
 
@@ -240,7 +239,7 @@ static void check_confusion(struct str secret, const char *header, bool has_kid)
     buf_put_char(&token, '.');
     auth_base64url_encode(str_of((char *)digest, len), &token);
 
-    assert_int_equal(auth_keyset_add_secret(fooled, secret, &error), STATUS_OK);
+    auth_keyset_add_secret(fooled, secret);
     assert_int_equal(auth_token_verify(buf_str(&token), &checks, fooled, NOW_S * 1000000, &arena, &claims),
                      AUTH_REASON_VALID);
     assert_int_equal(verify(buf_str(&token)), has_kid ? AUTH_REASON_ALGORITHM : AUTH_REASON_SIGNATURE);

@@ -451,7 +451,7 @@ static void an_error_says_what_and_where(void **state)
         {STR("[\"ab\xFF\"]"), "not valid JSON: the bytes are not UTF-8 (at byte 4)"},
         {STR("[\"\\udc00\"]"), "not valid JSON: a surrogate stands alone (at byte 2)"},
         {STR("[[[]]]"), "not valid JSON: nested too deep (at byte 2)"},
-        {STR("1 1"), "not valid JSON: there is more behind the value (at byte 2)"},
+        {STR("1 1"), "not valid JSON: there is more after the value (at byte 2)"},
         {STR(""), "not valid JSON: a value is missing (at byte 0)"},
         {STR("\xEF\xBB\xBF{}"), "not valid JSON: a byte order mark is not allowed (at byte 0)"},
     };

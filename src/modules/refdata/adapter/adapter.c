@@ -119,7 +119,7 @@ static enum status accept_updates(struct memo *memo, const struct bus_batch *bat
     db_result_free(results[1]);
     FAILPOINT("adapter.after_requests");
     for (size_t i = 0; status == STATUS_OK && i < memo->count; i++)
-        if (acceptances[i]->verdict == REFDATA_REFUSED && acceptances[i]->is_chunk_new)
+        if (acceptances[i]->result == REFDATA_REFUSED && acceptances[i]->is_chunk_new)
             return is_single ? db_rollback_to_savepoint(batch->conn, batch->deadline_ns, error)
                              : error_set(error, STATUS_DB_RETRY, "a chunk of a refused update");
     return status;
@@ -156,7 +156,7 @@ void refdata_reader_handle(void *context, struct bus_batch *batch)
      * not known: then the bus hands over each alone. */
     if (memo->count == 1 && (status == STATUS_PAYLOAD_TOO_LARGE || status == STATUS_BAD_REQUEST)) {
         memo->intakes[0].error = error;
-        memo->intakes[0].acceptance.verdict = REFDATA_REFUSED;
+        memo->intakes[0].acceptance.result = REFDATA_REFUSED;
         memo->is_published = false;
         if (db_rollback_to_savepoint(batch->conn, batch->deadline_ns, &error) == STATUS_OK)
             status = STATUS_OK;
@@ -169,7 +169,7 @@ void refdata_reader_handle(void *context, struct bus_batch *batch)
     }
     for (size_t i = 0; i < memo->count; i++) {
         struct intake *intake = &memo->intakes[i];
-        if (intake->acceptance.verdict != REFDATA_REFUSED)
+        if (intake->acceptance.result != REFDATA_REFUSED)
             continue;
         if (intake->error.status == STATUS_OK)
             refdata_acceptance_error(&intake->acceptance, &intake->error);
@@ -196,7 +196,7 @@ void refdata_reader_committed(void *context, const struct bus_batch *batch, size
         const struct intake *intake = &memo->intakes[i];
         if (intake->at >= settled)
             continue;
-        if (intake->acceptance.verdict == REFDATA_REFUSED)
+        if (intake->acceptance.result == REFDATA_REFUSED)
             log_warn("update_refused", LOG_CSTR("eventId", intake->update.event_id),
                      LOG_STR("tenantId", intake->update.tenant),
                      LOG_STR("dictCode", intake->update.dict_code), LOG_CSTR("source", "KAFKA"),
