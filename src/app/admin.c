@@ -1,6 +1,7 @@
 /* The frame of an operator's commands: action, rows, databases, messages, exit status. */
 #include "app/admin.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,9 +11,16 @@
 
 enum { LIST_MAX = 100, CHANGE_MAX = 100000, STATEMENT_MS = 60000 };
 
-const char *admin_text(const struct db_result *rows, size_t row, unsigned column, const char *missing)
+const char *admin_text(struct admin *admin, const struct db_result *rows, size_t row, unsigned column,
+                       const char *missing)
 {
-    return db_result_is_null(rows, row, column) ? missing : db_result_str(rows, row, column).ptr;
+    if (db_result_is_null(rows, row, column))
+        return missing;
+    struct str found = db_result_str(rows, row, column);
+    char *text = arena_alloc(&admin->texts, found.len + 1);
+    for (size_t i = 0; i <= found.len; i++)
+        text[i] = i < found.len && iscntrl((unsigned char)found.ptr[i]) ? ' ' : found.ptr[i];
+    return text;
 }
 
 void admin_note_limit(const struct admin *admin, size_t count)
@@ -94,6 +102,7 @@ static bool run_target(struct admin *admin, const struct db_target *target)
 int admin_main(int argc, char **argv, struct admin *admin, const struct admin_command *command)
 {
     admin->command = command;
+    admin->texts = ARENA(4096);
     int exit_status = read_call(argc, argv, admin);
     if (exit_status != OPTIONS_RUN)
         return exit_status;
@@ -114,6 +123,7 @@ int admin_main(int argc, char **argv, struct admin *admin, const struct admin_co
             exit_status = 1;
     }
     free(admin->targets);
+    arena_deinit(&admin->texts);
     config_free(config);
     return exit_status;
 }

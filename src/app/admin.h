@@ -47,6 +47,7 @@ struct admin {
     int64_t deadline_ns; /* of the statement at hand */
 
     /* its own */
+    struct arena texts;
     struct admin_target *targets;
     size_t target_count;
 };
@@ -56,8 +57,9 @@ int admin_main(int argc, char **argv, struct admin *admin, const struct admin_co
 void admin_add_target(struct admin *admin, const struct db_target *target, const struct module *module);
 /* After a list of `count` rows: where --limit cut it, this is printed. */
 void admin_note_limit(const struct admin *admin, size_t count);
-/* A column as text, `missing` where it is null. */
-const char *admin_text(const struct db_result *rows, size_t row, unsigned column, const char *missing);
+/* A column as text, `missing` where it is null. Control characters are spaces: those of senders must not reach a terminal. */
+const char *admin_text(struct admin *admin, const struct db_result *rows, size_t row, unsigned column,
+                       const char *missing);
 
 /* The rows that all such commands share; they end the table. */
 #define ADMIN_ROWS(admin)                                                       \

@@ -44,7 +44,7 @@ static enum status list_letters(struct admin *admin, struct db_conn *conn, struc
     size_t count = status == STATUS_OK ? db_result_rows(rows) : 0;
     for (size_t i = 0; i < count; i++)
         for (unsigned column = 0; column < COLUMNS; column++)
-            printf("%s=%s%s", names[column], admin_text(rows, i, column, "-"),
+            printf("%s=%s%s", names[column], admin_text(admin, rows, i, column, "-"),
                    column == COLUMNS - 1 ? "\n" : " ");
     if (status == STATUS_OK)
         admin_note_limit(admin, count);
@@ -59,7 +59,7 @@ static enum status show_letter(struct admin *admin, struct db_conn *conn, struct
     enum status status = notification_dlq_show(conn, str_from(id), admin->deadline_ns, &rows, error);
     size_t count = status == STATUS_OK ? db_result_rows(rows) : 0;
     for (size_t i = 0; i < count; i++)
-        printf("%s: %s\n", admin_text(rows, i, 0, "-"), admin_text(rows, i, 1, "-"));
+        printf("%s: %s\n", admin_text(admin, rows, i, 0, "-"), admin_text(admin, rows, i, 1, "-"));
     db_result_free(rows);
     if (status == STATUS_OK && count == 0)
         return error_set(error, STATUS_NOT_FOUND, "there is no dead letter %s", id);

@@ -158,19 +158,6 @@ static bool take_bytes(void *context, struct str bytes)
     return fflush(stdout) == 0 && !ferror(stdout) && goes_on;
 }
 
-static int report_too_old(const struct client *client, bool is_chat)
-{
-    if (is_chat)
-        (void)app_fail(client->command,
-                       "read its history, then follow without --after, from the oldest event that is kept");
-    else
-        (void)app_fail(
-            client->command,
-            "read the dictionary again (`freshet get %.*s %.*s --all`), then watch from the version that was read",
-            STR_ARG(client->tenant), STR_ARG(client->code));
-    return EXIT_TOO_OLD;
-}
-
 /* One connection; OPTIONS_RUN = another one may continue, else the exit status: 0 done, 1 refused or never there, 3 for a 410. */
 static int follow_once(struct follow *follow)
 {
@@ -203,7 +190,7 @@ static int follow_once(struct follow *follow)
         error_set(&error, STATUS_CANCELLED, "standard output cannot be written");
     if ((status != STATUS_OK && !pod_is_away(status)) || !follow->has_begun) {
         (void)app_fail(client->command, "%s", error.message);
-        return http_status == 410 ? report_too_old(client, follow->is_chat) : 1;
+        return http_status == 410 ? EXIT_TOO_OLD : 1;
     }
     (void)app_fail(client->command, "%s; continuing from %s %lld",
                    status == STATUS_OK ? "the pod ended the stream" : error.message,
@@ -227,6 +214,14 @@ static int run_follow(struct client *client)
         if (exit_status == OPTIONS_RUN)
             pod_pause(backoff_next_ms(&follow->backoff));
     }
+    if (exit_status == EXIT_TOO_OLD && follow->is_chat)
+        (void)app_fail(client->command,
+                       "read its history, then follow without --after, from the oldest event that is kept");
+    else if (exit_status == EXIT_TOO_OLD)
+        (void)app_fail(
+            client->command,
+            "read the dictionary again (`freshet get %.*s %.*s --all`), then watch from the version that was read",
+            STR_ARG(client->tenant), STR_ARG(client->code));
     map_deinit(&follow->seen);
     arena_deinit(&follow->seen_arena);
     arena_deinit(&follow->arena);

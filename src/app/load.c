@@ -28,7 +28,7 @@ struct plan { /* the result of the first pass */
     uint64_t item_count;
     struct hash128 content;
     struct hash128 *hashes; /* of each chunk's items */
-    size_t chunk_count, capacity;
+    size_t chunk_count;
     struct uuid snapshot_id;
 };
 
@@ -100,10 +100,7 @@ static enum status make_plan(struct load *load, struct error *error)
     enum status status = STATUS_OK;
     while ((status = cut_chunk(&cutter, &chunk, &has_chunk, error)) == STATUS_OK && has_chunk) {
         char before[HASH128_HEX_BYTES];
-        if (plan->chunk_count == plan->capacity) {
-            plan->capacity = plan->capacity ? plan->capacity * 2 : 64;
-            plan->hashes = memory_realloc_array(plan->hashes, plan->capacity, sizeof *plan->hashes);
-        }
+        plan->hashes = memory_realloc_array(plan->hashes, plan->chunk_count + 1, sizeof *plan->hashes);
         plan->hashes[plan->chunk_count++] = hash_chunk(&chunk);
         plan->item_count += chunk.item_count;
         hash128_hex(plan->content, before);

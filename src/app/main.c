@@ -128,17 +128,12 @@ static void print_help(FILE *out)
                  "$FRESHET_CONFIG,\nelse config/freshet.yaml.\n");
 }
 
-/* A process started without stderr would open its first socket as descriptor 2, and write its log there. */
-static void fill_standard_descriptors(void)
+int main(int argc, char **argv)
 {
+    /* A process started without stderr would open its first socket as descriptor 2, and write its log there. */
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd)
             abort();
-}
-
-int main(int argc, char **argv)
-{
-    fill_standard_descriptors();
     if (argc < 2) {
         print_help(stderr);
         return 2;

@@ -69,12 +69,13 @@ static enum status list_outboxes(struct admin *admin, struct db_conn *conn, stru
             outbox_list(conn, *at, command->state, &command->selection, admin->deadline_ns, &rows, error);
         size_t count = status == STATUS_OK ? db_result_rows(rows) : 0;
         for (size_t i = 0; i < count; i++) {
-            const char *last_error = admin_text(rows, i, 7, "");
+            const char *last_error = admin_text(admin, rows, i, 7, "");
             printf("%s %s id=%s of=%s seq=%s type=%s state=%s attempts=%s claims=%s age=%ss%s%s\n",
-                   admin->target->target.name, (*at)->name, admin_text(rows, i, 0, ""),
-                   admin_text(rows, i, 1, ""), admin_text(rows, i, 2, ""), admin_text(rows, i, 3, ""),
-                   command->state_name, admin_text(rows, i, 4, ""), admin_text(rows, i, 5, ""),
-                   admin_text(rows, i, 6, ""), *last_error ? " error=" : "", last_error);
+                   admin->target->target.name, (*at)->name, admin_text(admin, rows, i, 0, ""),
+                   admin_text(admin, rows, i, 1, ""), admin_text(admin, rows, i, 2, ""),
+                   admin_text(admin, rows, i, 3, ""), command->state_name, admin_text(admin, rows, i, 4, ""),
+                   admin_text(admin, rows, i, 5, ""), admin_text(admin, rows, i, 6, ""),
+                   *last_error ? " error=" : "", last_error);
         }
         if (status == STATUS_OK)
             admin_note_limit(admin, count);

@@ -7,24 +7,19 @@
 #include "app/options.h"
 
 /* In $FRESHET_VAR/keys, where ./dev makes the key, unless a path is given. */
-static struct str key_path(const char *given, struct buf *buffer, const char *name)
+static struct str key_path(const char *given, struct arena *arena, const char *name)
 {
     const char *var = getenv("FRESHET_VAR");
-    if (given)
-        return str_from(given);
-    buf_printf(buffer, "%s/keys/%s", var && *var ? var : "var", name);
-    buf_put_char(buffer, '\0');
-    return str_of(buffer->data, buf_len(buffer) - 1);
+    return given ? str_from(given) : arena_printf(arena, "%s/keys/%s", var && *var ? var : "var", name);
 }
 
 enum status app_token_issue(const char *key, const char *jwks, const struct auth_token_request *request,
                             struct buf *token, struct error *error)
 {
-    struct buf key_buffer = {0}, jwks_buffer = {0};
-    enum status status = auth_token_issue(key_path(key, &key_buffer, "dev-key.json"),
-                                          key_path(jwks, &jwks_buffer, "jwks.json"), request, token, error);
-    buf_deinit(&key_buffer);
-    buf_deinit(&jwks_buffer);
+    struct arena arena = ARENA(512);
+    enum status status = auth_token_issue(key_path(key, &arena, "dev-key.json"),
+                                          key_path(jwks, &arena, "jwks.json"), request, token, error);
+    arena_deinit(&arena);
     return status;
 }
 

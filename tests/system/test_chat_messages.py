@@ -151,7 +151,7 @@ def test_c6_what_is_no_message(chat, module_database, body, field):
 
 
 @pytest.mark.parametrize("content", ["", "x" * (32 * 1024 + 1)])
-def test_c6_how_long_a_message_may_be_is_told_in_one_way(chat, content):
+def test_c6_a_message_that_is_too_long_is_refused_in_one_way(chat, content):
     assert chat.post({"content": content}).json()["message"] == "must be 1 to 32768 bytes"
 
 

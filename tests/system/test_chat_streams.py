@@ -292,7 +292,7 @@ def test_m3_history_order_is_stream_order_is_sequence(serve, database, token):
 
 # ---- readers that do not read ----
 
-def test_m3_a_slow_reader_is_cut_off_and_told_where(serve, database, token):
+def test_m3_a_slow_reader_is_cut_off_with_its_position(serve, database, token):
     """It can go on from there; the one beside it is not held up."""
     server = serve(database, merge(FAST, {"chat": {"stream": {"buffer-bytes": "64KiB"}}}), args=CHAT)
     with Session(server, token("demo")) as chat:

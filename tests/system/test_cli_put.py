@@ -84,7 +84,7 @@ def test_when_patience_ends_it_says_how_to_go_on(fake):
 
 
 @pytest.mark.parametrize("code, status_code", [("STALE_SOURCE_REVISION", 409), ("UPDATE_REFUSED", 422), ("BAD_REQUEST", 400)])
-def test_a_refusal_is_told_once_and_not_repeated(fake, code, status_code):
+def test_a_refusal_is_printed_once_and_not_retried(fake, code, status_code):
     fake.troubles = [(status_code, {"code": code, "message": "no", "field": "items[0].key"})]
     done = put(fake, "k", "1")
     assert (done.returncode, done.stdout) == (1, "")

@@ -36,18 +36,6 @@ static bool refuse_event(const char **reason, const char *sentence)
     return false;
 }
 
-static struct str pack(const struct str values[TEXTS], int64_t version, struct arena *arena)
-{
-    proto_event message = FRESHET__ENTITLEMENT__V1__ENTITLEMENT_EVENT__INIT;
-    for (int i = 0; i < TEXTS; i++) /* protobuf-c does not write to what it packs */
-        *(char **)((char *)&message + texts[i].offset) = (char *)(uintptr_t)values[i].ptr;
-    message.version = version;
-    size_t size = freshet__entitlement__v1__entitlement_event__get_packed_size(&message);
-    uint8_t *bytes = arena_alloc(arena, size);
-    freshet__entitlement__v1__entitlement_event__pack(&message, bytes);
-    return str_of((const char *)bytes, size);
-}
-
 bool entitlement_event_encode(struct str payload, const struct entitlement_event_row *row,
                               struct arena *arena, struct entitlement_event *event, const char **reason)
 {
@@ -68,7 +56,7 @@ bool entitlement_event_encode(struct str payload, const struct entitlement_event
         if (!values[i].len)
             return refuse_event(reason, texts[i].reason);
     }
-    if (!json_get(&body, STR("version"), &member) || !json_to_i64(&member, &version))
+    if (!json_get_i64(&body, STR("version"), &version))
         return refuse_event(reason, "the payload has no version");
     if (!uuid_parse(values[EVENT_ID], &uuid) || !str_eq(values[EVENT_ID], row->event_id))
         return refuse_event(reason, "the payload's event_id is not the row's");
@@ -82,7 +70,14 @@ bool entitlement_event_encode(struct str payload, const struct entitlement_event
         return refuse_event(reason, "the payload's occurred_at is not a time");
     if (version < 1)
         return refuse_event(reason, "the payload's version is not 1 or more");
-    event->message = pack(values, version, arena);
+    proto_event message = FRESHET__ENTITLEMENT__V1__ENTITLEMENT_EVENT__INIT;
+    for (int i = 0; i < TEXTS; i++) /* protobuf-c does not write to what it packs */
+        *(char **)((char *)&message + texts[i].offset) = (char *)(uintptr_t)values[i].ptr;
+    message.version = version;
+    uint8_t *bytes =
+        arena_alloc(arena, freshet__entitlement__v1__entitlement_event__get_packed_size(&message));
+    event->message =
+        str_of((const char *)bytes, freshet__entitlement__v1__entitlement_event__pack(&message, bytes));
     event->occurred_at = values[OCCURRED_AT];
     return true;
 }

@@ -53,7 +53,7 @@ static void a_payload_becomes_a_message(void **state)
     arena_deinit(&arena);
 }
 
-static void what_is_no_event_is_told_why(void **state)
+static void an_invalid_event_is_refused_with_the_reason(void **state)
 {
     (void)state;
     static const char *const bad[] = {
@@ -156,7 +156,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_payload_becomes_a_message),
-        cmocka_unit_test(what_is_no_event_is_told_why),
+        cmocka_unit_test(an_invalid_event_is_refused_with_the_reason),
         cmocka_unit_test(it_must_be_the_rows_own_and_one_of_ours),
         cmocka_unit_test(keys_of_different_entitlements_differ),
         cmocka_unit_test(an_id_is_taken_apart_as_it_was_written),
