@@ -4,7 +4,6 @@
 #include "fetch/fetch.h"
 
 #include <curl/curl.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -12,16 +11,10 @@
 
 static atomic_bool is_stopping;
 
-static void init_once(void)
+void fetch_init(void)
 {
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
         abort(); /* at start only */
-}
-
-void fetch_init(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, init_once);
 }
 
 void fetch_stop(void)
@@ -36,6 +29,15 @@ static int on_progress(void *arg, curl_off_t down_total, curl_off_t down, curl_o
     return atomic_load(&is_stopping); /* not 0 ends the transfer */
 }
 
+static CURL *open_handle(void)
+{
+    CURL *curl = curl_easy_init();
+
+    if (!curl)
+        abort(); /* as every allocation of ours */
+    return curl;
+}
+
 /* ---- sessions: a handle that outlives its request, with the connection in it ---- */
 
 struct fetch_session {
@@ -45,14 +47,14 @@ struct fetch_session {
 struct fetch_session *fetch_session_open(void)
 {
     struct fetch_session *session = memory_zalloc(sizeof *session);
-    fetch_init();
-    session->curl = curl_easy_init();
+
+    session->curl = open_handle();
     return session;
 }
 
 void fetch_session_close(struct fetch_session *session)
 {
-    if (session && session->curl)
+    if (session)
         curl_easy_cleanup(session->curl);
     free(session);
 }
@@ -136,10 +138,7 @@ static enum status transfer_begin(struct fetch_transfer *transfer, const struct 
     *transfer = (struct fetch_transfer){.request = request, .answer = answer};
     if (request->url.len == 0 || memchr(request->url.ptr, '\0', request->url.len))
         return error_set(error, STATUS_IO, "the URL is not valid");
-    fetch_init();
-    transfer->curl = request->session ? request->session->curl : curl_easy_init();
-    if (!transfer->curl)
-        return error_set(error, STATUS_NO_MEMORY, "no memory for a request");
+    transfer->curl = request->session ? request->session->curl : open_handle();
     transfer->url = str_dup(request->url);
     for (const char *const *header = request->headers; header && *header; header++)
         transfer->headers = curl_slist_append(transfer->headers, *header);
@@ -230,7 +229,6 @@ void fetch_run_many(const struct fetch_request *requests, size_t count, size_t p
     int running = 0, left = 0;
     CURLMsg *message;
 
-    fetch_init();
     many.multi = curl_multi_init();
     if (!many.multi)
         abort(); /* as every allocation of ours */

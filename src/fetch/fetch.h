@@ -31,7 +31,7 @@ struct fetch_answer {
 };
 
 bool fetch_is_url(struct str url); /* http or https, a host, neither spaces nor control characters */
-void fetch_init(void);             /* once per process, before threads */
+void fetch_init(void);             /* at the start of a server, before its threads; a command needs none */
 /* Any thread, when the process ends: what is under way is CANCELLED within a second, and what comes after. */
 void fetch_stop(void);
 struct fetch_session *fetch_session_open(void);          /* connects to nothing yet */

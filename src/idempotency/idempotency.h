@@ -1,13 +1,13 @@
 /* Idempotency-Key for POST (SPEC I1–I7): one effect and one answer, however often the request is sent.
  *
- *   loop    the body is complete ─ idempotency_enter(): is the key valid? (400) serialize: has a twin in this process the key?
+ *   loop    the body is complete ─ idempotency_enter(): is the key valid? (400) serialize: has a duplicate in this process the key?
  *              Then the request is parked until its turn, in order
  *   worker  handler ─ idempotency_run(): ONE round trip
  *              BEGIN; lock (scope and key); look for a stored answer; effect + stored answer; COMMIT
- *   loop    answered ─ idempotency_leave(): the next twin's turn
+ *   loop    answered ─ idempotency_leave(): the next duplicate's turn
  *
  * There is no row for "being processed". The lock is a transaction's advisory lock on the first 8 bytes of SHA-256(scope and key):
- * reject tries it, and is busy only where a look without the lock finds nothing, so that twins of an answered request are all
+ * reject tries it, and is busy only where a look without the lock finds nothing, so that duplicates of an answered request are all
  * replayed; serialize waits, bounded. The look is a statement of its own, which sees what was committed meanwhile. Busy, replay and
  * conflict are SQLSTATEs of their own (sql/platform/003_idempotency.sql): they end the pipeline before the effect. So a process that
  * dies in the middle leaves both effect and answer, or neither, and the lock goes with the connection.
@@ -26,7 +26,7 @@
 #include "http/http.h"
 
 #define IDEMPOTENCY_KEY_BYTES_MAX 255
-/* serialize: how long a twin may wait for the one before it, parked or, for one of another process, in PostgreSQL */
+/* serialize: how long a duplicate may wait for the one before it, parked or, for one of another process, in PostgreSQL */
 #define IDEMPOTENCY_WAIT_MS 5000
 
 /* ---- the idempotency step: keys in use in this process ---- */

@@ -1,5 +1,5 @@
-/* The idempotency step of a request: its key is checked (I1), and twins, requests with the same key, wait for each other where the
- * route serializes them (I3). With the other policy twins run side by side: only PostgreSQL knows which of them has the effect.
+/* The idempotency step of a request: its key is checked (I1), and duplicates, requests with the same key, wait for each other where the
+ * route serializes them (I3). With the other policy duplicates run side by side: only PostgreSQL knows which of them has the effect.
  *
  *     key ─▶ use (TAKEN) ─ waiting: use (WAITS) ─ use (WAITS)
  *

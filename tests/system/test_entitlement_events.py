@@ -104,14 +104,14 @@ def test_e2_o3_a_storm_of_two_processes_leaves_no_hole_and_all_tables_agree(serv
     assert refdata_db.value("select count(*) from entitlement.outbox_events where status <> 'PUBLISHED'") == 0
 
 
-def test_i3_twins_of_one_grant_have_one_effect_and_one_answer(serve, refdata_db, token):  # noqa: F811
+def test_i3_duplicates_of_one_grant_have_one_effect_and_one_answer(serve, refdata_db, token):  # noqa: F811
     """Serialize: all wait, all get the same bytes; in two processes."""
     servers = [serve(refdata_db, FAST, args=ROLE) for _ in range(2)]
     bearer, answers = token("demo", subject="shop", scope=SCOPES), []
 
     def send(server):
         with server.client(bearer) as client:
-            answers.append(grant(client, key="twin"))
+            answers.append(grant(client, key="duplicate"))
     threads = [threading.Thread(target=send, args=(servers[number % 2],)) for number in range(24)]
     for thread in threads:
         thread.start()

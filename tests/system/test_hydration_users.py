@@ -130,7 +130,7 @@ def test_a_revoke_does_not_ask(client, db, user, server, alone, token):
         assert revoke(other, user, sku).status == 200
 
 
-def test_i3_twins_ask_once_and_get_one_answer(client, user):
+def test_i3_duplicates_ask_once_and_get_one_answer(client, user):
     sku, key = made(client), new_key()
     first, again = grant(client, user, sku, key=key), grant(client, user, sku, key=key)
     assert first.body == again.body and again.headers["idempotency-replayed"] == "true"

@@ -205,7 +205,7 @@ def test_an_answer_lives_for_an_hour(client, module_database):
     assert module_database.value(ttl, (key,)) == 3600
 
 
-def test_an_expired_key_takes_another_body_and_an_expired_twin_is_no_conflict(client, module_database):
+def test_an_expired_key_takes_another_body_and_an_expired_duplicate_is_no_conflict(client, module_database):
     body, key = item(), fresh("key")
     assert post(client, body, key).status == 201
     shift(module_database, key, "1 hour 1 second")

@@ -343,7 +343,7 @@ def test_the_same_key_from_many_at_once_is_one_event(serve, refdata_db, token): 
     body = {"dictCode": "B", "eventType": "DELTA", "items": []}
 
     def insist(client, key):
-        """I3: while one with this key is in flight, in this process or the other, its twins are turned away."""
+        """I3: while one with this key is in flight, in this process or the other, its duplicates are turned away."""
         while (answer := client.post(updates_path(), body, Idempotency_Key=key)).status == 409:
             assert answer.code == "IDEMPOTENCY_KEY_PROCESSING" and answer.json()["idempotency_key"] == key
         assert answer.status == 202
@@ -365,13 +365,13 @@ def lock_of(subject, key, tenant=TENANT):
     return struct.unpack(">q", hashlib.sha256(framed).digest()[:8])[0]
 
 
-def test_a_twin_of_another_process_is_told_to_come_back(client, server):
+def test_a_duplicate_of_another_process_is_told_to_come_back(client, server):
     """I3, I7: whoever has the key's lock is at it; others are not kept waiting, and their updates not either."""
     key, body = uuid.uuid4().hex, delta("B", {"a": 1})
     collisions = 'idempotency_processing_collision_total{route="/v1/tenants/{tenantId}/updates"}'
     before = server.metrics().get(collisions, 0)
-    with contextlib.closing(client.database.connect()) as twin, twin.cursor() as cursor:
-        twin.autocommit = False
+    with contextlib.closing(client.database.connect()) as duplicate, duplicate.cursor() as cursor:
+        duplicate.autocommit = False
         cursor.execute("select pg_advisory_xact_lock(%s)", (lock_of("alice", key),))
         with ThreadPoolExecutor(4) as pool:
             keyed = pool.submit(client.post, updates_path(), body, Idempotency_Key=key)
@@ -386,21 +386,21 @@ def test_a_twin_of_another_process_is_told_to_come_back(client, server):
         client.database.query("insert into refdata.update_key values (%s, 'alice', %s, '', %s, now() - interval '2 hours')",
                               (TENANT, key, str(uuid.uuid4())))
         assert client.post(updates_path(), body, Idempotency_Key=key).status == 409
-        twin.rollback()
+        duplicate.rollback()
     answer = client.post(updates_path(), body, Idempotency_Key=key)
     assert (answer.status, answer.json()["eventId"]) == (202, body["eventId"])
     assert "idempotency-replayed" not in answer.headers
     assert server.metrics()[collisions] == before + 2
 
 
-def test_a_twin_of_one_that_waits_is_told_what_is_known(client, server):
+def test_a_duplicate_of_one_that_waits_is_told_what_is_known(client, server):
     """R1, I3: nobody applies here, so the first waits for its whole second; it is committed, so its key is no longer in process."""
     key, body = uuid.uuid4().hex, delta("B", {"a": 1})
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.post, updates_path("WAIT_COMMIT", timeout_ms=1000), body, Idempotency_Key=key)
-        twin = server.client(client.token)
+        duplicate = server.client(client.token)
         eventually(lambda: client.database.query("select 1 from refdata.update_key where idempotency_key = %s", (key,)))
-        answer = twin.post(updates_path(), body, Idempotency_Key=key)
+        answer = duplicate.post(updates_path(), body, Idempotency_Key=key)
         assert (answer.status, answer.headers["idempotency-replayed"]) == (202, "true")
         assert first.result().status == 202 and "idempotency-replayed" not in first.result().headers
 

@@ -12,7 +12,7 @@
 #include "base/memory.h"
 #include "base/uuid.h"
 #include "modules/entitlement/entitlement.h"
-enum { CHANGE_MS = 10000 }; /* half of it at most for a twin in another process */
+enum { CHANGE_MS = 10000 }; /* half of it at most for a duplicate in another process */
 
 struct metric_family entitlement_changes_family = {
     .name = "entitlement_changes_total",

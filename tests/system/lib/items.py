@@ -37,7 +37,7 @@ def post(client, body, key=None, **headers):
 
 
 def at_once(ports, bearer, body, key, count):
-    """`count` twins of one POST, each on a connection of its own, let go together; their answers."""
+    """`count` duplicates of one POST, each on a connection of its own, let go together; their answers."""
     gate = threading.Barrier(count)
 
     def one(number):

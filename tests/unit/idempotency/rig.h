@@ -49,6 +49,6 @@ void rig_run(struct call *call);
 struct call rig_again(const struct call *call); /* the same once more, run */
 unsigned rig_counted(struct metric_family *family, const char *route);
 
-int run_twins_tests(void);
+int run_duplicates_tests(void);
 
 #endif

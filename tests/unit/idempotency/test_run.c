@@ -393,7 +393,7 @@ static int run_answers_tests(void)
 int main(void)
 {
     rig_start();
-    int failed = run_answers_tests() + run_twins_tests();
+    int failed = run_answers_tests() + run_duplicates_tests();
     rig_stop();
     return failed ? 1 : 0;
 }

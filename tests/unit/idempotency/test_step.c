@@ -1,4 +1,4 @@
-/* Keys in flight (I1, I3): what a key is, twins turned away or in line, on one loop by hand and on four under load. */
+/* Keys in flight (I1, I3): what a key is, duplicates turned away or in line, on one loop by hand and on four under load. */
 #include <arpa/inet.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -214,23 +214,23 @@ static void test_e1_a_key_may_be_required(void **state)
 
 /* ---- reject ---- */
 
-/* The first may be replaying what was stored long ago: whether a twin has to be turned away is PostgreSQL's to know. */
-static void test_i3_twins_go_in_side_by_side(void **state)
+/* The first may be replaying what was stored long ago: whether a duplicate has to be turned away is PostgreSQL's to know. */
+static void test_i3_duplicates_go_in_side_by_side(void **state)
 {
     (void)state;
-    struct client first, twin;
+    struct client first, duplicate;
     client_connect(&harness, &first);
-    client_connect(&harness, &twin);
+    client_connect(&harness, &duplicate);
     post(&first, "/reject", "race-key");
-    post(&twin, "/reject", "race-key");
+    post(&duplicate, "/reject", "race-key");
     assert_int_equal(inside_count, 2);
     finish(1);
     finish(0);
     client_close(&first);
-    client_close(&twin);
+    client_close(&duplicate);
 }
 
-static void test_i2_who_differs_in_anything_is_no_twin(void **state)
+static void test_i2_who_differs_in_anything_is_no_duplicate(void **state)
 {
     (void)state;
     const char *const lines[] = {
@@ -255,19 +255,19 @@ static void test_i2_who_differs_in_anything_is_no_twin(void **state)
 static void test_i3_a_client_that_goes_frees_its_key(void **state)
 {
     (void)state;
-    struct client first, twin;
+    struct client first, duplicate;
     client_connect(&harness, &first);
-    client_connect(&harness, &twin);
+    client_connect(&harness, &duplicate);
     post(&first, "/reject", "k");
     client_close(&first);
-    post(&twin, "/reject", "k");
+    post(&duplicate, "/reject", "k");
     assert_int_equal(inside_count, 2);
-    client_close(&twin);
+    client_close(&duplicate);
 }
 
 /* ---- serialize ---- */
 
-static void test_i3_twins_wait_in_line_in_the_order_they_came(void **state)
+static void test_i3_duplicates_wait_in_line_in_the_order_they_came(void **state)
 {
     (void)state;
     struct client clients[4];
@@ -332,23 +332,23 @@ static void test_i3_who_goes_when_its_turn_comes_passes_it_on(void **state)
 static void test_i3_who_waited_too_long_is_409(void **state)
 {
     (void)state;
-    struct client first, twin;
+    struct client first, duplicate;
     client_connect(&harness, &first);
-    client_connect(&harness, &twin);
+    client_connect(&harness, &duplicate);
     post(&first, "/line", "k");
-    post(&twin, "/line", "k");
-    for (int i = 0; i < 1000 && buf_len(&twin.in) == 0; i++) {
+    post(&duplicate, "/line", "k");
+    for (int i = 0; i < 1000 && buf_len(&duplicate.in) == 0; i++) {
         loop_run_once(harness.loop, 10);
-        client_receive(&twin);
+        client_receive(&duplicate);
     }
-    struct answer taken = client_take(&twin);
+    struct answer taken = client_take(&duplicate);
     assert_int_equal(taken.status, 409);
     assert_true(answer_has(&taken, "Retry-After: 1\r\n"));
     assert_non_null(memmem(taken.body.ptr, taken.body.len, "\"IDEMPOTENCY_KEY_PROCESSING\"", 28));
     finish(0);
     assert_int_equal(inside_count, 1);
     client_close(&first);
-    client_close(&twin);
+    client_close(&duplicate);
 }
 
 static void test_c7_a_line_too_long_is_503(void **state)
@@ -413,7 +413,7 @@ static void *ask_often(void *arg)
         int len = snprintf(text, sizeof text,
                            "POST %s HTTP/1.1\r\nHost: a\r\nX-Subject: u\r\nIdempotency-Key: %d\r\n"
                            "Connection: close\r\n\r\n",
-                           i % 2 ? "/line" : "/reject", i % STORM_KEYS); /* twins of an even key do meet */
+                           i % 2 ? "/line" : "/reject", i % STORM_KEYS); /* duplicates of an even key do meet */
         ssize_t got = send(fd, text, (size_t)len, MSG_NOSIGNAL);
         if (i % 5 != 0 && got == len && (got = recv(fd, reply, sizeof reply - 1, 0)) > 12) {
             reply[got] = '\0';
@@ -424,7 +424,7 @@ static void *ask_often(void *arg)
     return NULL;
 }
 
-static void test_i3_twins_of_four_loops_never_meet_inside(void **state)
+static void test_i3_duplicates_of_four_loops_never_meet_inside(void **state)
 {
     (void)state;
     struct error error;
@@ -473,15 +473,15 @@ int main(void)
         TEST(i1_what_is_no_key_is_400_with_the_words_of_the_seed),
         TEST(i1_what_is_told_back_is_bounded_and_escaped),
         TEST(e1_a_key_may_be_required),
-        TEST(i3_twins_go_in_side_by_side),
-        TEST(i2_who_differs_in_anything_is_no_twin),
+        TEST(i3_duplicates_go_in_side_by_side),
+        TEST(i2_who_differs_in_anything_is_no_duplicate),
         TEST(i3_a_client_that_goes_frees_its_key),
-        TEST(i3_twins_wait_in_line_in_the_order_they_came),
+        TEST(i3_duplicates_wait_in_line_in_the_order_they_came),
         TEST(i3_who_goes_while_waiting_is_out_of_the_line),
         TEST(i3_who_goes_when_its_turn_comes_passes_it_on),
         TEST(c7_a_line_too_long_is_503),
         cmocka_unit_test_setup_teardown(test_i3_who_waited_too_long_is_409, setup_impatient, teardown),
-        cmocka_unit_test(test_i3_twins_of_four_loops_never_meet_inside),
+        cmocka_unit_test(test_i3_duplicates_of_four_loops_never_meet_inside),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

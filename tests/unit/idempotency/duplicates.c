@@ -1,4 +1,4 @@
-/* Twins on different connections, as of different processes (I3, I5): one effect, whoever waits, is refused or dies. */
+/* Duplicates on different connections, as of different processes (I3, I5): one effect, whoever waits, is refused or dies. */
 #include <pthread.h>
 
 #include "rig.h"
@@ -114,54 +114,54 @@ static void test_i3_serialize_waits_its_turn(void **state)
 
 /* ---- storms ---- */
 
-struct twins {
+struct duplicates {
     struct call calls[TWINS];
     pthread_t threads[TWINS];
 };
 
-static void storm(struct twins *twins, enum http_idempotency policy, const char *key)
+static void storm(struct duplicates *duplicates, enum http_idempotency policy, const char *key)
 {
     for (int i = 0; i < TWINS; i++) {
-        twins->calls[i] = rig_call(key);
-        twins->calls[i].route.idempotency = policy;
-        pthread_create(&twins->threads[i], NULL, run_in_thread, &twins->calls[i]);
+        duplicates->calls[i] = rig_call(key);
+        duplicates->calls[i].route.idempotency = policy;
+        pthread_create(&duplicates->threads[i], NULL, run_in_thread, &duplicates->calls[i]);
     }
     for (int i = 0; i < TWINS; i++)
-        pthread_join(twins->threads[i], NULL);
+        pthread_join(duplicates->threads[i], NULL);
 }
 
-static void test_i3_of_sixteen_twins_that_wait_one_has_the_effect_and_all_its_answer(void **state)
+static void test_i3_of_sixteen_duplicates_that_wait_one_has_the_effect_and_all_its_answer(void **state)
 {
     (void)state;
-    static struct twins twins;
+    static struct duplicates duplicates;
     char key[16], effects[16];
     for (int round = 1; round <= 10; round++) {
         int replays = 0;
         snprintf(key, sizeof key, "storm-%d", round);
         snprintf(effects, sizeof effects, "%d", round);
-        storm(&twins, HTTP_KEY_SERIALIZE, key);
+        storm(&duplicates, HTTP_KEY_SERIALIZE, key);
         for (int i = 0; i < TWINS; i++) {
-            assert_int_equal(twins.calls[i].status, STATUS_OK);
-            assert_string_equal(twins.calls[i].text, twins.calls[0].text);
-            replays += twins.calls[i].replayed;
+            assert_int_equal(duplicates.calls[i].status, STATUS_OK);
+            assert_string_equal(duplicates.calls[i].text, duplicates.calls[0].text);
+            replays += duplicates.calls[i].replayed;
         }
         assert_int_equal(replays, TWINS - 1);
         rig_expect("SELECT count(*) FROM shop.bought", effects);
     }
 }
 
-static void test_i3_of_sixteen_twins_that_do_not_wait_one_has_the_effect(void **state)
+static void test_i3_of_sixteen_duplicates_that_do_not_wait_one_has_the_effect(void **state)
 {
     (void)state;
-    static struct twins twins;
+    static struct duplicates duplicates;
     char key[16], effects[16];
     for (int round = 1; round <= 10; round++) {
         int first = 0;
         snprintf(key, sizeof key, "storm-%d", round);
         snprintf(effects, sizeof effects, "%d", round);
-        storm(&twins, HTTP_KEY_REJECT, key);
+        storm(&duplicates, HTTP_KEY_REJECT, key);
         for (int i = 0; i < TWINS; i++) {
-            const struct call *call = &twins.calls[i];
+            const struct call *call = &duplicates.calls[i];
             assert_true(call->status == STATUS_OK || call->status == STATUS_IDEMPOTENCY_KEY_PROCESSING);
             first += call->status == STATUS_OK && !call->replayed;
         }
@@ -212,7 +212,7 @@ static void test_without_a_key_a_lost_connection_is_told(void **state)
     rig_expect("SELECT count(*) FROM shop.bought", "0");
 }
 
-/* The effect waits for a lock of its own, bounded by itself: that is neither tried again nor a twin. */
+/* The effect waits for a lock of its own, bounded by itself: that is neither tried again nor a duplicate. */
 static void test_an_effect_that_waited_too_long_is_not_run_twice(void **state)
 {
     (void)state;
@@ -232,17 +232,17 @@ static void test_an_effect_that_waited_too_long_is_not_run_twice(void **state)
 
 #define TEST(name) cmocka_unit_test_setup(test_##name, setup)
 
-int run_twins_tests(void)
+int run_duplicates_tests(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(i3_reject_does_not_wait),
         TEST(i3_serialize_waits_no_longer_than_it_may),
         TEST(i3_serialize_waits_its_turn),
-        TEST(i3_of_sixteen_twins_that_wait_one_has_the_effect_and_all_its_answer),
-        TEST(i3_of_sixteen_twins_that_do_not_wait_one_has_the_effect),
+        TEST(i3_of_sixteen_duplicates_that_wait_one_has_the_effect_and_all_its_answer),
+        TEST(i3_of_sixteen_duplicates_that_do_not_wait_one_has_the_effect),
         TEST(i5_a_key_is_free_when_its_connection_dies_and_is_tried_again),
         TEST(without_a_key_a_lost_connection_is_told),
         TEST(an_effect_that_waited_too_long_is_not_run_twice),
     };
-    return cmocka_run_group_tests_name("twins", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("duplicates", tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-"""I3, I5 on intake: twins at once, and processes, connections, clients and databases that die in the middle.
+"""I3, I5 on intake: duplicates at once, and processes, connections, clients and databases that die in the middle.
 
 Whatever dies: both effect and stored answer are there, or neither, and the key is free again at once.
 """
@@ -26,7 +26,7 @@ def pair(module_serve, module_database):
     return [module_serve(module_database, args=INTAKE) for _ in range(2)]
 
 
-def check_twins(answers, key):
+def check_duplicates(answers, key):
     """One answer, however often; the others were told to wait. Returns (those answered, those told to wait)."""
     done = [answer for answer in answers if answer.status == 201]
     busy = [answer for answer in answers if answer.status != 201]
@@ -40,12 +40,12 @@ def check_twins(answers, key):
 
 @pytest.mark.tsan
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_hundred_twins_have_one_effect(pair, token, module_database, processes):
+def test_a_hundred_duplicates_have_one_effect(pair, token, module_database, processes):
     """Seed scenario 4: 201 once, then replays with the same bytes, 409 to who comes in between."""
     servers = pair[:processes]
     body, key = item(), fresh("race-key")
     answers = at_once([server.port for server in servers], token("demo"), body, key, TWINS)
-    check_twins(answers, key)
+    check_duplicates(answers, key)
     assert effects(module_database, body["sku"]) == (1, 1, 1)
     after = at_once([server.port for server in servers], token("demo"), body, key, TWINS)
     assert {(answer.status, answer.body, answer.headers.get("idempotency-replayed")) for answer in after} == {
@@ -54,7 +54,7 @@ def test_a_hundred_twins_have_one_effect(pair, token, module_database, processes
 
 
 def test_many_keys_at_once_do_not_meet(pair, token, module_database):
-    """Twins of 20 requests, mixed: each key has its own one effect."""
+    """Duplicates of 20 requests, mixed: each key has its own one effect."""
     bodies = {fresh("key"): item() for _ in range(20)}
     found, lock = {}, threading.Lock()
 
@@ -68,7 +68,7 @@ def test_many_keys_at_once_do_not_meet(pair, token, module_database):
     for thread in threads:
         thread.join()
     for key, answers in found.items():
-        check_twins(answers, key)
+        check_duplicates(answers, key)
         assert effects(module_database, bodies[key]["sku"]) == (1, 1, 1)
 
 
@@ -127,7 +127,7 @@ class Pending(threading.Thread):
             self.error = error
 
 
-def test_a_twin_of_one_in_process_is_told_so_at_once(pair, token, module_database):
+def test_a_duplicate_of_one_in_process_is_told_so_at_once(pair, token, module_database):
     """I3, here and in the other process; another body is told the same, since nobody knows yet what there will be."""
     body, key = item(), fresh("key")
     before = [server.metrics().get(f"idempotency_processing_collision_total{ROUTE}", 0) for server in pair]
@@ -158,15 +158,15 @@ PLACES = [("intake.before_commit", 0), ("idempotency.before_begin", 0), ("idempo
 
 
 @pytest.mark.parametrize("place, done", PLACES)
-def test_the_first_dies_and_its_twins_find_all_or_nothing(pair, serve, module_database, token, place, done):
-    """Ten twins on the one that dies, and then at once on another process."""
+def test_the_first_dies_and_its_duplicates_find_all_or_nothing(pair, serve, module_database, token, place, done):
+    """Ten duplicates on the one that dies, and then at once on another process."""
     body, key = item(), fresh("key")
     armed = serve(module_database, args=INTAKE, env={"FRESHET_FAILPOINTS": f"{place}=kill#1"})
-    twins = [Pending(armed.port, token("demo"), body, key) for _ in range(10)]
-    for twin in twins:
-        twin.join()
+    duplicates = [Pending(armed.port, token("demo"), body, key) for _ in range(10)]
+    for duplicate in duplicates:
+        duplicate.join()
     assert armed.process.wait() == -signal.SIGKILL
-    assert all(twin.error or twin.answer.status == 409 for twin in twins)
+    assert all(duplicate.error or duplicate.answer.status == 409 for duplicate in duplicates)
     assert effects(module_database, body["sku"]) == (done, done, done)
     with Client(pair[0].port, token("demo")) as client:
         answer = eventually(lambda: (found := post(client, body, key)).status != 409 and found, timeout=5)
