@@ -1,8 +1,7 @@
 /* The body decoder: Content-Length and chunked framing, at any split of the bytes.
  *
  * Pure: it takes raw bytes and hands back slices of them that are content. Chunk extensions and trailers
- * are checked, bounded and dropped. How much content is allowed is the caller's decision, who sees `received`
- * grow. */
+ * are checked, bounded and dropped. The caller bounds the content by `received`. */
 #ifndef FRESHET_HTTP_BODY_H
 #define FRESHET_HTTP_BODY_H
 
@@ -16,7 +15,7 @@ enum http_body_kind { HTTP_BODY_NONE, HTTP_BODY_SIZED, HTTP_BODY_CHUNKED };
 enum http_body_step {
     HTTP_BODY_DATA, /* *piece is the next content; call again */
     HTTP_BODY_MORE, /* every byte was taken, more are needed */
-    HTTP_BODY_DONE, /* *raw begins behind the body */
+    HTTP_BODY_DONE, /* *raw begins after the body */
     HTTP_BODY_FAILED,
 };
 

@@ -50,7 +50,7 @@ struct http_head {
 #define HTTP_STATUS_SLOTS 32
 
 /* A row with what is worked out once: its parameters' names, and its metric series, found on first use. The
- * series are the only thing here that changes; whoever finds one missing stores the same pointer as any other
+ * series are the only thing here that changes; a thread that finds one missing stores the same pointer as any other
  * would. */
 struct http_entry {
     const struct http_route *route; /* NULL: stands for requests that have none */
@@ -240,8 +240,8 @@ const char *http_method_name(enum http_method method);
  * (1 << method) of what the path does take in *allowed, 0 for an unknown path. */
 struct http_entry *http_router_find(const struct http_router *router, enum http_method method,
                                     struct str path, struct str params[HTTP_PARAMS_MAX], unsigned *allowed);
-/* For a path without a row that takes it: a row of the path, or of the longest part of it that has one, which says how its
- * errors look (C4). NULL: there is none. */
+/* For a path without a row that takes it: a row of the path, or of the longest part of it that has one, whose error style
+ * applies (C4). NULL: there is none. */
 const struct http_route *http_router_nearest(const struct http_router *router, struct str path);
 
 /* exchange.c */

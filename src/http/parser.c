@@ -181,11 +181,6 @@ static enum http_parse read_request_line(struct http_parser *parser, const char 
     return HTTP_PARSE_DONE;
 }
 
-static enum http_parse fail_too_large(struct http_parser *parser, const char *message)
-{
-    return fail_parse(parser, STATUS_HEADERS_TOO_LARGE, message);
-}
-
 /* The colon that ends the name of a field line, or of the line that ends the head, which moves the phase. */
 static enum http_parse read_name(struct http_parser *parser, const char *data, size_t len, size_t *colon)
 {
@@ -203,10 +198,10 @@ static enum http_parse read_name(struct http_parser *parser, const char *data, s
     if (data[begin] == ' ' || data[begin] == '\t')
         return fail_line(parser, "a header line begins with white space");
     if (parser->span_count == parser->limits->header_count_max)
-        return fail_too_large(parser, "there are too many header fields");
+        return fail_parse(parser, STATUS_HEADERS_TOO_LARGE, "there are too many header fields");
     size_t at = (size_t)(http_scan(data + begin, data + len, HTTP_BYTE_TOKEN) - data);
     if (at - parser->fields_at > parser->limits->header_bytes_max || at - begin > NAME_BYTES_MAX)
-        return fail_too_large(parser, "the header section is over the limit");
+        return fail_parse(parser, STATUS_HEADERS_TOO_LARGE, "the header section is over the limit");
     if (at == len)
         return HTTP_PARSE_MORE;
     if (data[at] != ':' || at == begin)
@@ -225,7 +220,7 @@ static enum http_parse read_field(struct http_parser *parser, const char *data, 
     size_t begin = colon + 1,
            end = (size_t)(http_scan_value(scan_from(parser, data, begin), data + len) - data);
     if (end - parser->fields_at > parser->limits->header_bytes_max)
-        return fail_too_large(parser, "the header section is over the limit");
+        return fail_parse(parser, STATUS_HEADERS_TOO_LARGE, "the header section is over the limit");
     parser->scanned = (uint32_t)end;
     if (end == len || (data[end] == '\r' && end + 1 == len))
         return HTTP_PARSE_MORE;

@@ -203,7 +203,7 @@ static unsigned range_weight(struct str range, struct str type)
     while (str_split(&range, ';', &part)) {
         part = str_trim(part);
         if (part.len >= 2 && (part.ptr[0] | 0x20) == 'q' && part.ptr[1] == '=')
-            return weight_of(str_of(part.ptr + 2, part.len - 2));
+            return weight_of(str_skip(part, 2));
     }
     return 1000;
 }
@@ -231,9 +231,9 @@ unsigned http_request_accepts(const struct http_request *request, struct str typ
 static bool take_tag(struct str *list, struct str *tag)
 {
     while (list->len > 0 && (*list->ptr == ' ' || *list->ptr == '\t' || *list->ptr == ','))
-        *list = str_of(list->ptr + 1, list->len - 1);
+        *list = str_skip(*list, 1);
     if (str_starts_with(*list, STR("W/")))
-        *list = str_of(list->ptr + 2, list->len - 2);
+        *list = str_skip(*list, 2);
     if (list->len < 2 || *list->ptr != '"')
         return false;
     const char *quote = memchr(list->ptr + 1, '"', list->len - 1);

@@ -1,7 +1,7 @@
 /* A group of loops, one thread each, and the one grace period built on them.
  *
- * Readers on loops use shared immutable data without locks or counters. Whoever replaces such data calls
- * loop_group_synchronize(): its callback runs once every loop has passed its inbox, that is, when no callback that
+ * Readers on loops use shared immutable data without locks or counters. The thread that replaces such data calls
+ * loop_group_synchronize(): the callback runs once every loop has passed its inbox, that is, when no callback that
  * could have seen the old pointer is still running. */
 #ifndef FRESHET_LOOP_GROUP_H
 #define FRESHET_LOOP_GROUP_H

@@ -2,7 +2,7 @@
  *
  * loop_run_once() is a screen of named, bounded phases, the same as docs/LOOP.md lists:
  *     wait → io → inbox → timers → tick end → free
- * Everything here is called on the loop's own thread unless it says "any thread". Callbacks never block. Nothing is
+ * Everything here is called on the loop's own thread unless marked "any thread". Callbacks never block. Nothing is
  * freed inside a callback: what is done with is handed to loop_free_later() and freed when the tick is over. */
 #ifndef FRESHET_LOOP_LOOP_H
 #define FRESHET_LOOP_LOOP_H

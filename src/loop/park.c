@@ -1,7 +1,7 @@
 /* Parked work: slots that hold an owner until a message takes it or its timer runs out, whichever comes first.
  *
  * A slot's generation is odd while it is occupied and grows with every use, so that a reference kept by another
- * thread for too long finds nothing instead of somebody else. */
+ * thread for too long finds nothing instead of another owner. */
 #include "base/clock.h"
 #include "base/memory.h"
 #include "loop/loop_inside.h"

@@ -410,10 +410,11 @@ static void *ask_often(void *arg)
     for (int i = 0; i < ROUNDS; i++) {
         char text[256], reply[512];
         int fd = dial(port);
-        int len = snprintf(text, sizeof text,
-                           "POST %s HTTP/1.1\r\nHost: a\r\nX-Subject: u\r\nIdempotency-Key: %d\r\n"
-                           "Connection: close\r\n\r\n",
-                           i % 2 ? "/line" : "/reject", i % STORM_KEYS); /* duplicates of an even key do meet */
+        int len =
+            snprintf(text, sizeof text,
+                     "POST %s HTTP/1.1\r\nHost: a\r\nX-Subject: u\r\nIdempotency-Key: %d\r\n"
+                     "Connection: close\r\n\r\n",
+                     i % 2 ? "/line" : "/reject", i % STORM_KEYS); /* duplicates of an even key do meet */
         ssize_t got = send(fd, text, (size_t)len, MSG_NOSIGNAL);
         if (i % 5 != 0 && got == len && (got = recv(fd, reply, sizeof reply - 1, 0)) > 12) {
             reply[got] = '\0';
