@@ -15,8 +15,8 @@
 
 #include "base/buf.h"
 #include "base/list.h"
-#include "bus/bus_postgres.h"
 #include "bus/bus_inside.h"
+#include "bus/bus_postgres.h"
 #include "loop/task.h"
 
 struct postgres;
@@ -75,7 +75,7 @@ void bus_postgres_handling_end(struct postgres *postgres);
 bool bus_postgres_is_stopping(struct postgres *postgres);
 
 /* One batch; STEP_DRAINED: found some, and that was all there was. `attached`: the message that came with its notice;
- * STEP_NOTHING then says that it must be handled without that. */
+ * then STEP_NOTHING means that it must be read from the table. */
 enum bus_postgres_step { STEP_NOTHING, STEP_FOUND, STEP_DRAINED, STEP_FAILED };
 enum bus_postgres_step bus_postgres_shared_step(struct reader_worker *worker, int place,
                                                 const struct attached_message *attached, struct error *error);

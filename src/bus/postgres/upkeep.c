@@ -27,7 +27,7 @@ static const struct db_statement lag_sql =
                  " FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
                  " WHERE c.group_name = ANY ($1) GROUP BY 1, 2");
 
-/* $1 topics, $2 rows that a deletion looks at. The messages of a partition, and the age in ms of the oldest as below. Tells
+/* $1 topics, $2 rows that a deletion looks at. The messages of a partition, and the age in ms of the oldest as below. Shows
  * where a deletion may find something, so that partitions with nothing to delete cost no statement each. */
 static const struct db_statement oldest_sql = DB_STATEMENT(
     "SELECT p.topic, p.partition, p.next_offset - o.message_offset,"

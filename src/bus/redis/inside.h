@@ -227,9 +227,11 @@ struct redis_cluster {
     size_t node_count;
     unsigned turn;
     bool is_closing;
-    atomic_bool is_up;             /* the last request was answered */
-    bool has_probed;               /* a single Redis, or a node of the cluster has answered the probe */
-    struct redis_requests waiting; /* for that answer */
+    atomic_bool is_up; /* the last request was answered */
+    /* In a cluster, requests wait until a node has answered the probe: a server that is not part of a cluster refuses it, and is an
+     * error then, not a Redis that works by chance. */
+    bool has_probed;
+    struct redis_requests waiting;
     struct redis_request probe;
     struct loop_timer probe_timer;
     unsigned probe_failures; /* in a row */
@@ -283,7 +285,7 @@ struct redis_reader {
     char *group; /* GROUP:POD */
 
     enum redis_reader_state state;
-    bool is_woken; /* by the channel: there are new entries */
+    bool is_woken; /* there may be new entries: reads without waiting for the poll */
     bool is_ready; /* has joined once */
     struct loop_timer timer;
     int64_t wait_until_ns; /* a backoff */
@@ -292,14 +294,14 @@ struct redis_reader {
 
     struct redis_request request; /* joins and reads; its arena has the entries */
     struct redis_request leave;
-    bool is_polling;      /* this read asks for the state of the stream too: are entries missing? */
-    unsigned count_max;   /* entries to ask for */
-    struct redis_id done; /* every entry up to this one is settled */
-    int64_t read_count;   /* entries ever added up to the last one read; -1: not known */
-    int64_t lag;
+    bool is_polling;              /* this read asks for the state of the stream too: are entries missing? */
+    unsigned count_max;           /* entries to ask for */
+    struct redis_id done;         /* every entry up to this one is settled */
+    int64_t read_count;           /* entries ever added up to the last one read; -1: not known */
+    int64_t lag;                  /* entries that were not read yet, when the stream was last polled */
     struct redis_entries entries; /* acknowledged by the next read */
     size_t entry_at;              /* the first that is not settled */
-    bool has_gap;
+    bool has_gap;                 /* to be reported before the entries */
     int64_t gap_from;
     struct metric_series *stream_lag;
 
