@@ -262,28 +262,6 @@ static enum status handle_and_commit(struct bus_delivery *delivery, struct bus_b
     return status;
 }
 
-static void remember_error(struct bus_delivery *delivery, const char *reason)
-{
-    str_copy(delivery->last_error, sizeof delivery->last_error, str_from(reason));
-}
-
-static size_t batch_committed(struct bus_delivery *delivery, const struct bus_batch *batch,
-                              const struct bus_outcome *outcome, int64_t *wait_ms)
-{
-    delivery->is_out = false;
-    bus_batch_committed(delivery->consumer, batch, outcome);
-    for (size_t i = 0; i < outcome->settled && delivery->dead; i++)
-        delivery->dead[i] = batch->verdicts[i].kind == BUS_TERM;
-    if (outcome->retry) {
-        delivery->attempts = (outcome->settled ? 0 : delivery->attempts) + 1;
-        remember_error(delivery, batch->verdicts[outcome->settled].reason);
-        *wait_ms = bus_backoff_ms(delivery->consumer, delivery->attempts);
-    } else {
-        delivery->attempts = 0;
-    }
-    return outcome->settled;
-}
-
 /* An outage is logged once. */
 static void log_failure(struct bus_delivery *delivery, const struct bus_message *first, bool is_outage,
                         const struct error *error)
@@ -310,7 +288,7 @@ static void batch_failed(struct bus_delivery *delivery, const struct bus_batch *
         *wait_ms = OUTAGE_MS;
         return;
     }
-    remember_error(delivery, error->message);
+    str_copy(delivery->last_error, sizeof delivery->last_error, str_from(error->message));
     if (batch->count > 1) /* again at once, one by one */
         delivery->alone_until = batch->messages[batch->count - 1].offset + 1;
     else
@@ -341,10 +319,21 @@ size_t bus_deliver(struct bus_delivery *delivery, const struct bus_message *mess
         error.status = handle_and_commit(delivery, &batch, &arena, &outcome, &is_dead_letter_lost, &error);
         db_release(batch.conn); /* before the callbacks: others may be waiting for a connection */
         batch.conn = NULL;
-        if (error.status == STATUS_OK)
-            settled = batch_committed(delivery, &batch, &outcome, wait_ms);
-        else
+        if (error.status == STATUS_OK) {
+            settled = outcome.settled;
+            delivery->is_out = false;
+            bus_batch_committed(delivery->consumer, &batch, &outcome);
+            for (size_t i = 0; i < settled && delivery->dead; i++)
+                delivery->dead[i] = batch.verdicts[i].kind == BUS_TERM;
+            delivery->attempts = outcome.retry ? (settled ? 0 : delivery->attempts) + 1 : 0;
+            if (outcome.retry) {
+                str_copy(delivery->last_error, sizeof delivery->last_error,
+                         str_from(batch.verdicts[settled].reason));
+                *wait_ms = bus_backoff_ms(delivery->consumer, delivery->attempts);
+            }
+        } else {
             batch_failed(delivery, &batch, is_dead_letter_lost, &error, wait_ms);
+        }
     } else { /* the handler was not called */
         log_failure(delivery, messages, true, &error);
         *wait_ms = OUTAGE_MS;

@@ -62,9 +62,9 @@ enum status bus_direct_commit(struct bus *bus, struct db_conn *conn, struct str 
 
 /* Can no role but superusers log in to the database of the bus, so that every notice was sent by a freshet process? False where that
  * is not known, and on other drivers. Any thread. */
-bool bus_is_private(const struct bus *bus);
+bool bus_trusts_notices(const struct bus *bus);
 /* The same, asked on any connection. */
-enum status bus_postgres_look_private(struct db_conn *conn, int64_t deadline_ns, bool *is_private,
+enum status bus_postgres_look_trusted(struct db_conn *conn, int64_t deadline_ns, bool *is_trusted,
                                       struct error *error) MUST_CHECK;
 
 #endif

@@ -161,10 +161,13 @@ static bool find_positions(struct kafka_reader *reader)
     if (is_good && missing > 0)
         is_good = is_owned(reader, 0) && create_positions(reader, list, missing);
     pthread_mutex_lock(&reader->lock);
-    for (int i = 0; i < list->cnt && is_good; i++)
-        if (is_owned(reader, list->elems[i].partition))
-            bus_kafka_partition_begin(bus_kafka_partition_find(reader, list->elems[i].partition),
-                                      list->elems[i].offset);
+    for (int i = 0; i < list->cnt && is_good; i++) {
+        struct kafka_partition *partition = bus_kafka_partition_find(reader, list->elems[i].partition);
+        if (!partition || !partition->is_owned)
+            continue;
+        partition->position = partition->fetch_at = partition->committed = list->elems[i].offset;
+        partition->due_ns = 0;
+    }
     pthread_mutex_unlock(&reader->lock);
     rd_kafka_topic_partition_list_destroy(list);
     return is_good;

@@ -187,7 +187,6 @@ struct kafka_partition *bus_kafka_partition_find(const struct kafka_reader *read
 void bus_kafka_partition_put(struct kafka_partition *partition, rd_kafka_message_t *message); /* owns it */
 bool bus_kafka_partition_is_full(const struct kafka_partition *partition);
 bool bus_kafka_partition_is_low(const struct kafka_partition *partition);
-void bus_kafka_partition_begin(struct kafka_partition *partition, int64_t offset); /* of the next message */
 void bus_kafka_partition_gap(struct kafka_partition *partition, int64_t next);
 void bus_kafka_partition_give_up(struct kafka_partition *partition); /* it is another member's */
 void bus_kafka_partitions_dispatch(struct kafka_reader *reader);

@@ -91,12 +91,6 @@ bool bus_kafka_partition_is_low(const struct kafka_partition *partition)
     return partition->count <= spec->batch_max && partition->bytes < spec->batch_bytes_max;
 }
 
-void bus_kafka_partition_begin(struct kafka_partition *partition, int64_t offset)
-{
-    partition->position = partition->fetch_at = partition->committed = offset;
-    partition->due_ns = 0;
-}
-
 void bus_kafka_partition_gap(struct kafka_partition *partition, int64_t next)
 {
     if (!partition->has_gap) {

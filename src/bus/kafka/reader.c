@@ -25,20 +25,14 @@ static struct metric_family lag_family = {
     .labels = {"topic", "group"},
 };
 
-#define FROM(state) (1u << (state))
-
+/* A closed one can only join, and one with positions was assigned. */
 void bus_kafka_reader_move(struct kafka_reader *reader, enum kafka_reader_state to)
 {
-    const unsigned is_open = FROM(READER_JOINING) | FROM(READER_ASSIGNED) | FROM(READER_POSITIONED);
-    const unsigned allowed[] = {
-        [READER_CLOSED] = is_open,
-        [READER_JOINING] = is_open | FROM(READER_CLOSED),
-        [READER_ASSIGNED] = is_open,
-        [READER_POSITIONED] = FROM(READER_ASSIGNED),
-    };
+    enum kafka_reader_state from = reader->state;
 
-    if (!(allowed[to] & FROM(reader->state))) {
-        log_error("kafka_reader_state_wrong", LOG_INT("from", reader->state), LOG_INT("to", to));
+    if ((from == READER_CLOSED && to != READER_JOINING) ||
+        (to == READER_POSITIONED && from != READER_ASSIGNED)) {
+        log_error("kafka_reader_state_wrong", LOG_INT("from", from), LOG_INT("to", to));
         abort();
     }
     reader->state = to;

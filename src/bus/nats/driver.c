@@ -77,16 +77,8 @@ static void begin_epoch(struct nats *nats)
     }
 }
 
-/* Takes the request for a check; it may be raised again during the check. */
-static bool take_check(bool *needs_check)
-{
-    bool needed = *needs_check;
-
-    *needs_check = false;
-    return needed;
-}
-
-static void check_failed(struct nats *nats, bool *needs_check, const char *what)
+/* A check may be requested again while it is made. */
+static void check_failed(struct nats *nats, atomic_bool *needs_check, const char *what)
 {
     *needs_check = true;
     if (!nats->upkeep_failed && task_failures(nats->upkeep) == 0)
@@ -101,18 +93,16 @@ static int64_t keep_reader(struct nats_reader *reader, int64_t now_ns)
     bool is_shared = nats_reader_is_shared(reader);
     int64_t delay_ns = TASK_IDLE;
 
-    if (take_check(&reader->needs_check) && !bus_nats_consumers_ensure(reader)) {
+    if (atomic_exchange(&reader->needs_check, false) && !bus_nats_consumers_ensure(reader)) {
         check_failed(nats, &reader->needs_check, "consumers");
         return delay_ns;
     }
     if (is_shared)
         bus_nats_leases_keep(reader);
     for (unsigned i = 0; i < reader->partition_count; i++) {
-        bus_nats_partition_sync(&reader->partitions[i]);
-        bus_nats_watches_request(&reader->partitions[i]);
-    }
-    for (unsigned i = 0; i < reader->partition_count; i++) {
-        const struct nats_partition *partition = &reader->partitions[i];
+        struct nats_partition *partition = &reader->partitions[i];
+        bus_nats_partition_sync(partition);
+        bus_nats_watches_request(partition);
         int64_t wait_ns = partition->due_ns - clock_mono_ns();
         if (partition->state == PARTITION_SYNCING)
             at_latest(&delay_ns, TASK_MS(SYNC_MS));
@@ -123,23 +113,8 @@ static int64_t keep_reader(struct nats_reader *reader, int64_t now_ns)
     if (now_ns >= nats->look_ns)
         bus_nats_reader_look(reader);
     for (unsigned i = 0; i < reader->partition_count && is_shared && now_ns >= nats->extend_ns; i++)
-        bus_nats_partition_extend(&reader->partitions[i]);
+        bus_nats_partition_reply(&reader->partitions[i], "+WPI");
     return delay_ns;
-}
-
-static bool keep_streams(struct nats *nats, int64_t now_ns)
-{
-    bool needs_check = take_check(&nats->needs_check), is_good = true;
-
-    pthread_mutex_unlock(&nats->lock);
-    if (needs_check)
-        is_good = bus_nats_streams_ensure(nats);
-    if (is_good && now_ns >= nats->look_ns)
-        bus_nats_advisory_streams_ensure(nats);
-    pthread_mutex_lock(&nats->lock);
-    if (!is_good)
-        check_failed(nats, &nats->needs_check, "streams");
-    return is_good;
 }
 
 static int64_t upkeep_step(struct task *task, void *context)
@@ -153,8 +128,16 @@ static int64_t upkeep_step(struct task *task, void *context)
     int64_t now_ns = clock_mono_ns();
     pthread_mutex_lock(&nats->lock);
     begin_epoch(nats);
+    pthread_mutex_unlock(&nats->lock);
     nats->upkeep_failed = false;
-    if (keep_streams(nats, now_ns)) {
+    bool needs_check = atomic_exchange(&nats->needs_check, false);
+    bool is_good = !needs_check || bus_nats_streams_ensure(nats);
+    if (!is_good)
+        check_failed(nats, &nats->needs_check, "streams");
+    else if (now_ns >= nats->look_ns)
+        bus_nats_advisory_streams_ensure(nats);
+    pthread_mutex_lock(&nats->lock);
+    if (is_good) {
         for (size_t i = 0; i < nats->reader_count && !task_is_stopping(nats->upkeep); i++)
             at_latest(&delay_ns, keep_reader(nats->readers[i], now_ns));
         if (now_ns >= nats->look_ns)

@@ -144,7 +144,7 @@ struct nats_reader {
     struct nats_partition *partitions;
     unsigned partition_count, busy, turn;
     enum nats_reader_state state;
-    bool needs_check; /* of its consumers */
+    atomic_bool needs_check; /* of its consumers */
     struct nats_member *members;
     size_t member_count;
     natsSubscription *members_inbox;
@@ -200,7 +200,8 @@ struct nats {
     size_t reader_count;
     LIST_HEAD(, nats_publication) publications;
     LIST_HEAD(, nats_listener) listeners;
-    bool is_stopping, is_cancelled, needs_check; /* needs_check: of streams */
+    bool is_stopping, is_cancelled;
+    atomic_bool needs_check; /* of streams */
     atomic_bool is_up, is_failure_logged;
     unsigned epoch;            /* counts connections */
     unsigned busy;             /* partitions whose job runs */
@@ -269,7 +270,8 @@ void bus_nats_partition_reset_sequences(struct nats_partition *partition);
 void bus_nats_partition_clear(struct nats_partition *partition);
 natsStatus bus_nats_partition_open(struct nats_partition *partition); /* its inbox */
 void bus_nats_partition_request(struct nats_partition *partition);    /* messages, as there is room */
-void bus_nats_partition_extend(struct nats_partition *partition);
+/* To all messages that are here; "+WPI": the server does not send them to another member meanwhile. */
+void bus_nats_partition_reply(const struct nats_partition *partition, const char *text);
 void bus_nats_partition_drop(struct nats_partition *partition, bool give_back);
 
 /* consumer.c, on the upkeep, under the lock, which is released meanwhile */

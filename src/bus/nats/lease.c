@@ -177,7 +177,7 @@ static void keep_lease(struct nats_partition *partition, bool should_hold)
     } else if (is_held && (!should_hold || partition->state == PARTITION_LEAVING)) {
         release_partition(partition);
     } else if (is_held && is_due && write_lease(partition, nats->id, &revision) == NATS_OK) {
-        bus_nats_partition_extend(partition);
+        bus_nats_partition_reply(partition, "+WPI");
         set_lease(partition, revision, asked_ns);
     } /* else the server does not answer, or another member has it: it expires */
 }

@@ -18,20 +18,14 @@
 
 enum { ARENA_BYTES = 16384 };
 
-#define FROM(state) (1u << (state))
-
+/* Not from AWAY to LEAVING, nor from LEAVING to SYNCING or RUNNING. */
 void bus_nats_partition_move(struct nats_partition *partition, enum nats_partition_state to)
 {
-    static const unsigned allowed[] = {
-        [PARTITION_AWAY] = FROM(PARTITION_AWAY) | FROM(PARTITION_SYNCING) | FROM(PARTITION_RUNNING) |
-                           FROM(PARTITION_LEAVING),
-        [PARTITION_SYNCING] = FROM(PARTITION_AWAY) | FROM(PARTITION_SYNCING) | FROM(PARTITION_RUNNING),
-        [PARTITION_RUNNING] = FROM(PARTITION_AWAY) | FROM(PARTITION_SYNCING) | FROM(PARTITION_RUNNING),
-        [PARTITION_LEAVING] = FROM(PARTITION_SYNCING) | FROM(PARTITION_RUNNING) | FROM(PARTITION_LEAVING),
-    };
+    enum nats_partition_state from = partition->state;
 
-    if (!(allowed[to] & FROM(partition->state))) {
-        log_error("nats_partition_state_wrong", LOG_INT("from", partition->state), LOG_INT("to", to));
+    if (to == PARTITION_LEAVING ? from == PARTITION_AWAY
+                                : from == PARTITION_LEAVING && to != PARTITION_AWAY) {
+        log_error("nats_partition_state_wrong", LOG_INT("from", from), LOG_INT("to", to));
         abort();
     }
     partition->state = to;
@@ -209,24 +203,18 @@ void bus_nats_partition_request(struct nats_partition *partition)
 
 /* ---- all messages that are here ---- */
 
-static void reply_to_all(const struct nats_partition *partition, const char *text)
+void bus_nats_partition_reply(const struct nats_partition *partition, const char *text)
 {
     for (size_t i = 0; i < partition->count; i++)
         if (partition->items[i].message)
             bus_nats_reply(partition->reader->nats, partition->items[i].message, text);
 }
 
-/* The server does not send them to another member while they wait or are handled here. */
-void bus_nats_partition_extend(struct nats_partition *partition)
-{
-    reply_to_all(partition, "+WPI");
-}
-
 /* No job runs. */
 void bus_nats_partition_drop(struct nats_partition *partition, bool give_back)
 {
     if (give_back)
-        reply_to_all(partition, "-NAK");
+        bus_nats_partition_reply(partition, "-NAK");
     bus_nats_partition_clear(partition);
     partition->pull.requested = 0;
     partition->due_ns = 0;

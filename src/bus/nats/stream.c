@@ -43,12 +43,7 @@ static bool is_clean(struct str name, const char *forbidden)
 /* Tokens between dots, none of them empty. */
 static bool is_subject(struct str name)
 {
-    struct str rest = name, token;
-
-    while (str_split(&rest, '.', &token))
-        if (token.len == 0)
-            return false;
-    return name.len > 0 && name.ptr[name.len - 1] != '.';
+    return name.len > 0 && name.ptr[0] != '.' && name.ptr[name.len - 1] != '.' && !strstr(name.ptr, "..");
 }
 
 static bool is_stream_name(const char *name)

@@ -99,7 +99,7 @@ struct postgres {
     struct db_listener *listener;
     char instance[17];            /* in our own notices, which are ignored */
     atomic_llong published_by_ns; /* when the youngest connection that has published was opened */
-    atomic_bool is_private;       /* only our own processes receive notices: they may carry messages */
+    atomic_bool is_trusted;       /* only our own processes receive notices: they may carry messages */
     struct reader **readers;
     size_t reader_count;
     struct task *upkeep, *poll;

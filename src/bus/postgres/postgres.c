@@ -242,9 +242,9 @@ bool bus_shares_commits(const struct bus *bus, struct str topic)
     return found && bus->driver == &driver && atomic_load(&found->known);
 }
 
-bool bus_is_private(const struct bus *bus)
+bool bus_trusts_notices(const struct bus *bus)
 {
-    return bus && bus->driver == &driver && atomic_load(&((const struct postgres *)bus)->is_private);
+    return bus && bus->driver == &driver && atomic_load(&((const struct postgres *)bus)->is_trusted);
 }
 
 /* ---- creation ---- */

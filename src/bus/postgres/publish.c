@@ -259,7 +259,7 @@ enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct
     append_seal(&append);
     struct bus_topic_state *topic = append.placed[0].topic;
     buf_put_str(&notice, bus_postgres_notice(postgres, topic, (int)message->partition, where));
-    if (atomic_load(&postgres->is_private))
+    if (atomic_load(&postgres->is_trusted))
         bus_postgres_attach(&notice, message);
     db_pipeline_begin(conn);
     db_pipeline_add(conn, &append_one_sql, SINGLE_PARAMS(&append));

@@ -127,18 +127,18 @@ enum status bus_postgres_topics_ensure(struct postgres *postgres, const struct b
 /* ---- privacy of notices ---- */
 
 /* A role that may connect can listen to our channel, whatever tables it may read. Superusers can read everything anyway. */
-static const struct db_statement private_sql = DB_STATEMENT(
+static const struct db_statement trusted_sql = DB_STATEMENT(
     "SELECT (NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolcanlogin AND NOT r.rolsuper"
     "    AND r.rolname <> current_user"
     "    AND has_database_privilege(r.oid, current_database(), 'CONNECT')))::int");
 
-enum status bus_postgres_look_private(struct db_conn *conn, int64_t deadline_ns, bool *is_private,
+enum status bus_postgres_look_trusted(struct db_conn *conn, int64_t deadline_ns, bool *is_trusted,
                                       struct error *error)
 {
     struct db_result *result = NULL;
-    enum status status = db_query(conn, &private_sql, DB_NO_PARAMS, deadline_ns, &result, error);
+    enum status status = db_query(conn, &trusted_sql, DB_NO_PARAMS, deadline_ns, &result, error);
 
-    *is_private = status == STATUS_OK && db_result_i64(result, 0, 0) == 1;
+    *is_trusted = status == STATUS_OK && db_result_i64(result, 0, 0) == 1;
     db_result_free(result);
     return status;
 }
@@ -231,7 +231,7 @@ int64_t bus_postgres_upkeep(struct task *task, void *context)
         db_array_put(&topics, bus->topics[i].name);
     if (status == STATUS_OK) { /* what is looked at every time takes one round trip and one transaction */
         db_pipeline_begin(conn);
-        db_pipeline_add(conn, &private_sql, DB_NO_PARAMS);
+        db_pipeline_add(conn, &trusted_sql, DB_NO_PARAMS);
         db_pipeline_add(conn, &lag_sql, DB_PARAMS(db_text_array(db_array_end(&groups))));
         db_pipeline_add(
             conn, &oldest_sql,
@@ -240,7 +240,7 @@ int64_t bus_postgres_upkeep(struct task *task, void *context)
     }
     buf_deinit(&groups);
     buf_deinit(&topics);
-    atomic_store(&postgres->is_private, status == STATUS_OK && db_result_i64(results[0], 0, 0) == 1);
+    atomic_store(&postgres->is_trusted, status == STATUS_OK && db_result_i64(results[0], 0, 0) == 1);
     for (size_t i = 0; i < postgres->reader_count && status == STATUS_OK; i++) {
         const struct bus_consumer *consumer = &postgres->readers[i]->consumer;
         for (size_t row = 0; row < db_result_rows(results[1]); row++)

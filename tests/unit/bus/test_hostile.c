@@ -275,13 +275,13 @@ static void test_a_stop_waits_until_publishers_have_left(void **state)
 
 /* ---- listeners ---- */
 
-static void await_private(const struct process *process, bool wanted)
+static void await_trusted(const struct process *process, bool wanted)
 {
     int64_t limit_ns = clock_deadline_ms(PATIENCE_MS);
 
-    while (((struct postgres *)process->bus)->is_private != wanted && clock_mono_ns() < limit_ns)
+    while (((struct postgres *)process->bus)->is_trusted != wanted && clock_mono_ns() < limit_ns)
         pause_ms(20);
-    assert_int_equal(((struct postgres *)process->bus)->is_private, wanted);
+    assert_int_equal(((struct postgres *)process->bus)->is_trusted, wanted);
 }
 
 /* Whoever may connect may listen, whatever he may read: then messages do not travel in notices. */
@@ -292,11 +292,11 @@ static void test_messages_stay_out_of_notices_that_others_could_hear(void **stat
     struct process process;
     postgres_open(&process, &topic, 1);
     process_start(&process);
-    await_private(&process, true);
+    await_trusted(&process, true);
     sql("CREATE ROLE stranger LOGIN");
-    await_private(&process, false);
+    await_trusted(&process, false);
     sql("DROP ROLE stranger");
-    await_private(&process, true);
+    await_trusted(&process, true);
     process_close(&process);
 }
 

@@ -39,7 +39,7 @@ struct refdata_decisions {
     struct task *reading;
     int64_t look_ns; /* the next look for other roles; the task's */
     atomic_llong
-        private_until_ns; /* without a bus in PostgreSQL: no other role can log in, as of the last look */
+        trusted_until_ns; /* without a bus in PostgreSQL: no other role can log in, as of the last look */
     pthread_mutex_t lock; /* for what follows */
     struct map waiters;
     bool is_stopped;
@@ -170,8 +170,8 @@ static void on_decision_notice(void *context, struct str channel, struct str pay
     str_copy(state.event_id, sizeof state.event_id, event_id);
     str_copy(state.code, sizeof state.code, code);
     str_copy(state.reason, sizeof state.reason, payload);
-    if (bus_is_private(buses->commands) || bus_is_private(buses->invalidations) ||
-        clock_mono_ns() < atomic_load(&decisions->private_until_ns)) {
+    if (bus_trusts_notices(buses->commands) || bus_trusts_notices(buses->invalidations) ||
+        clock_mono_ns() < atomic_load(&decisions->trusted_until_ns)) {
         release_waiters(decisions, tenant, &state);
         return;
     }
@@ -211,12 +211,12 @@ static enum status read_rows(struct refdata_decisions *decisions, const struct s
     db_result_free(result);
     /* The look for other roles, where no bus in PostgreSQL does it. */
     int64_t until_ns = clock_deadline_ms(PRIVATE_MS);
-    bool is_private;
+    bool is_trusted;
     if (status == STATUS_OK && bus->commands != KERNEL_POSTGRES && bus->invalidations != KERNEL_POSTGRES &&
         clock_mono_ns() >= decisions->look_ns &&
-        (status = bus_postgres_look_private(conn, deadline_ns, &is_private, error)) == STATUS_OK) {
+        (status = bus_postgres_look_trusted(conn, deadline_ns, &is_trusted, error)) == STATUS_OK) {
         decisions->look_ns = until_ns;
-        atomic_store(&decisions->private_until_ns, is_private ? until_ns : 0);
+        atomic_store(&decisions->trusted_until_ns, is_trusted ? until_ns : 0);
     }
     db_release(conn);
     return status;
