@@ -191,9 +191,10 @@ struct hydration_lookup {
     struct loop_timer timer;         /* WAITING: the sooner of the next two */
     int64_t retry_at_ns, find_at_ns; /* CLOCK_NEVER: not due */
     int64_t job_ns;                  /* when the last job began */
-    int64_t
-        lag_ms; /* the ledger may not have stored yet what arrived here: time to the next read; 0: it has */
-    struct {    /* the question of this lookup */
+    /* After an event that was not enough: the pause before the ledger is read again, since it may not have stored that event yet. It
+     * doubles; 0: nothing is missing in the ledger. */
+    int64_t lag_ms;
+    struct { /* the question of this lookup */
         char correlation_id[UUID_TEXT_BYTES];
         char *subject; /* NULL: another lookup asked, of this process or another */
         bool is_full;  /* wider than the need */
@@ -224,7 +225,9 @@ void hydration_lookup_settle(struct hydration_lookup *lookup); /* ends it, if it
 void hydration_lookups_stop(struct hydration_shard *shard);
 
 /* ---- waiters.c ---- */
-struct hydration_recent { /* a question of this shard, by a hash of its correlation id */
+/* A question of this shard, by a hash of its correlation id: by it late, repeated and wrong answers are recognized, and the bus's copy
+ * of an answer that was delivered directly. */
+struct hydration_recent {
     uint64_t correlation, entity;
     enum { RECENT_ASKED, RECENT_ANSWERED_DIRECTLY, RECENT_ANSWERED } state;
 };
