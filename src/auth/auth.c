@@ -40,11 +40,10 @@ struct auth_loop *auth_loop_of(struct auth *auth, const struct loop *loop)
 
 /* ---- changes ---- */
 
-/* On a loop: takes the rules and keys that are current. */
-static void adopt(struct loop *loop, void *arg)
+/* Takes the rules and keys that are current. True: they are new to this loop. */
+static bool take_current(struct auth_loop *state)
 {
-    struct auth *auth = arg;
-    struct auth_loop *state = auth_loop_of(auth, loop);
+    struct auth *auth = state->auth;
     struct auth_rules *old_rules = state->rules;
     struct auth_keyset *old_keys = state->keys;
 
@@ -63,8 +62,15 @@ static void adopt(struct loop *loop, void *arg)
     }
     auth_rules_unref(old_rules);
     auth_keyset_unref(old_keys);
-    auth_verifications_settle(state, changed);
-    auth_unref(auth);
+    return changed;
+}
+
+static void on_published(struct loop *loop, void *arg)
+{
+    struct auth_loop *state = auth_loop_of(arg, loop);
+
+    auth_verifications_settle(state, take_current(state));
+    auth_unref(arg);
 }
 
 void auth_publish(struct auth *auth, bool changed)
@@ -76,7 +82,7 @@ void auth_publish(struct auth *auth, bool changed)
     }
     for (unsigned i = 0; i < auth->loop_count; i++)
         auth_ref(auth);
-    loop_group_broadcast(auth->group, adopt, auth);
+    loop_group_broadcast(auth->group, on_published, auth);
 }
 
 bool auth_demand_keys(struct auth *auth)
@@ -116,15 +122,10 @@ enum status auth_create(const struct auth_settings *settings, struct loop_group 
                  LOG_CSTR("remedy", "set auth.jwksFile, auth.jwksUrl, auth.hs256SecretFromEnv or auth.mtls"));
     for (; auth->loop_count < count; auth->loop_count++) {
         struct auth_loop *state = &auth->loops[auth->loop_count];
-        *state = (struct auth_loop){.auth = auth,
-                                    .loop = loop_group_loop(group, auth->loop_count),
-                                    .rules = auth_rules_ref(auth->rules),
-                                    .keys = auth_keysource_keys(auth->source),
-                                    .generation = auth->generation,
-                                    .tick_ns = -1};
+        *state =
+            (struct auth_loop){.auth = auth, .loop = loop_group_loop(group, auth->loop_count), .tick_ns = -1};
         TAILQ_INIT(&state->awaiting);
-        auth_verified_init(&state->verified, auth->rules->verified_max);
-        auth_denied_init(&state->denied, auth->rules->denied_max);
+        (void)take_current(state);
     }
     auth_keysource_start(auth->source);
     *out = auth;

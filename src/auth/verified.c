@@ -22,12 +22,19 @@ struct auth_verified_bucket {
     struct auth_verified *entries[VERIFIED_WAYS];
 };
 
-void auth_verified_init(struct auth_verified_table *table, size_t entries)
+static size_t bucket_count(size_t entries, size_t ways)
 {
     size_t buckets = 1;
 
-    while (buckets * VERIFIED_WAYS < entries)
+    while (buckets * ways < entries)
         buckets *= 2;
+    return buckets;
+}
+
+void auth_verified_init(struct auth_verified_table *table, size_t entries)
+{
+    size_t buckets = bucket_count(entries, VERIFIED_WAYS);
+
     *table = (struct auth_verified_table){.bucket_mask = buckets - 1};
     table->buckets = memory_aligned(64, buckets * sizeof(*table->buckets));
     memset(table->buckets, 0, buckets * sizeof(*table->buckets));
@@ -136,10 +143,8 @@ struct auth_denied {
 
 void auth_denied_init(struct auth_denied_table *table, size_t entries)
 {
-    size_t buckets = 1;
+    size_t buckets = bucket_count(entries, DENIED_WAYS);
 
-    while (buckets * DENIED_WAYS < entries)
-        buckets *= 2;
     table->bucket_mask = buckets - 1;
     table->entries = memory_zalloc(buckets * DENIED_WAYS * sizeof(*table->entries));
 }

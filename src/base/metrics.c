@@ -250,14 +250,19 @@ void metric_observe(struct metric_series *series, double value)
                               memory_order_relaxed);
 }
 
+static uint64_t cell_of(const struct metric_series *series, unsigned shard, unsigned cell)
+{
+    size_t at = (size_t)shard * series->family->shard_cells + cell;
+
+    return atomic_load_explicit(&series->cells[at], memory_order_relaxed);
+}
+
 static uint64_t cell_sum(const struct metric_series *series, unsigned cell)
 {
     uint64_t sum = 0;
 
-    for (unsigned shard = 0; shard < series->family->shard_count; shard++) {
-        size_t at = (size_t)shard * series->family->shard_cells + cell;
-        sum += atomic_load_explicit(&series->cells[at], memory_order_relaxed);
-    }
+    for (unsigned shard = 0; shard < series->family->shard_count; shard++)
+        sum += cell_of(series, shard, cell);
     return sum;
 }
 
@@ -265,10 +270,8 @@ static double cell_sum_double(const struct metric_series *series, unsigned cell)
 {
     double sum = 0;
 
-    for (unsigned shard = 0; shard < series->family->shard_count; shard++) {
-        size_t at = (size_t)shard * series->family->shard_cells + cell;
-        sum += double_of(atomic_load_explicit(&series->cells[at], memory_order_relaxed));
-    }
+    for (unsigned shard = 0; shard < series->family->shard_count; shard++)
+        sum += double_of(cell_of(series, shard, cell));
     return sum;
 }
 

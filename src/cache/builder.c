@@ -297,21 +297,20 @@ void cache_sweep(struct cache_snapshot *next, struct build *build, size_t change
 }
 
 /* ---- the end ---- */
-static void release_tails(struct cache_builder *builder)
+/* Frees the builder and returns the snapshot that it made. The next build may claim the tails. */
+static struct cache_snapshot *end_build(struct cache_builder *builder)
 {
-    const struct chunk_table *chunks = &builder->next->chunks;
+    struct cache_snapshot *next = builder->next;
+    const struct chunk_table *chunks = &next->chunks;
 
     if (builder->base_tail)
         cache_chunk_release(builder->base_tail);
     if (chunks->tail != CHUNK_NONE && cache_chunks_entry(chunks, chunks->tail)->chunk != builder->base_tail)
         cache_chunk_release(cache_chunks_entry(chunks, chunks->tail)->chunk);
-}
-
-static void destroy(struct cache_builder *builder)
-{
     if (builder->base)
         cache_snapshot_unref(builder->base);
     free(builder);
+    return next;
 }
 
 struct cache_snapshot *cache_builder_finish(struct cache_builder *builder, int64_t version)
@@ -324,9 +323,7 @@ struct cache_snapshot *cache_builder_finish(struct cache_builder *builder, int64
     next->info.version = version;
     next->info.memory_bytes = cache_snapshot_memory(next);
     next->info.loaded_at_us = clock_unix_us();
-    release_tails(builder);
-    destroy(builder);
-    return next;
+    return end_build(builder);
 }
 
 void cache_snapshot_mark(struct cache_snapshot *snapshot, const struct uuid *event)
@@ -339,7 +336,5 @@ void cache_builder_abandon(struct cache_builder *builder)
     unstage_all(builder);
     if (builder->base_tail)
         builder->base_tail->used = builder->base_tail_used;
-    release_tails(builder);
-    cache_snapshot_unref(builder->next);
-    destroy(builder);
+    cache_snapshot_unref(end_build(builder));
 }

@@ -11,7 +11,6 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "cache/hash_page.h"
 
 #define PAGE_SPLIT_COUNT 384 /* a page with more records is split */
 #define PAGE_LOAD_COUNT 256  /* a full load aims at pages with at most so many on average */

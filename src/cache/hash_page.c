@@ -1,5 +1,5 @@
 /* Changing a page of the hash index, on a copy that only its build can see. */
-#include "cache/hash_page.h"
+#include "cache/internal.h"
 
 #include <assert.h>
 #include <stdlib.h>

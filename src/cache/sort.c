@@ -27,24 +27,19 @@ static int compare(const struct sort_entry *a, const struct sort_entry *b)
     return str_compare(record_key(a->record), record_key(b->record));
 }
 
-static void insertion_sort(struct sort_entry *entries, size_t count)
-{
-    for (size_t i = 1; i < count; i++) {
-        struct sort_entry entry = entries[i];
-        size_t at = i;
-        for (; at > 0 && compare(&entries[at - 1], &entry) > 0; at--)
-            entries[at] = entries[at - 1];
-        entries[at] = entry;
-    }
-}
-
 /* For keys that end where others go on, which padding cannot tell from a zero byte. Rare, so plain. */
 static void merge_sort(struct sort_entry *entries, struct sort_entry *scratch, size_t count)
 {
     size_t half = count / 2, sorted = 1;
 
-    if (count <= SMALL_COUNT) {
-        insertion_sort(entries, count);
+    if (count <= SMALL_COUNT) { /* by insertion */
+        for (size_t i = 1; i < count; i++) {
+            struct sort_entry entry = entries[i];
+            size_t at = i;
+            for (; at > 0 && compare(&entries[at - 1], &entry) > 0; at--)
+                entries[at] = entries[at - 1];
+            entries[at] = entry;
+        }
         return;
     }
     while (sorted < count && compare(&entries[sorted - 1], &entries[sorted]) <= 0)
@@ -100,7 +95,7 @@ static void sort_group(struct sort_entry *entries, struct sort_entry *scratch, s
     struct str first = record_key(entries[0].record);
 
     if (count <= SMALL_COUNT) {
-        insertion_sort(entries, count);
+        merge_sort(entries, scratch, count);
         return;
     }
     for (size_t i = 1; i < count; i++) {
