@@ -57,7 +57,7 @@ struct refdata_database {
     struct task *changes;                /* command/: publishes changed items for hydration */
     struct refdata_decisions
         *decisions;         /* command/: clients that wait for them, and notices between processes */
-    struct task *upkeep;    /* apply/: fails and deletes what is old; NULL where the role does not run */
+    bool applies;           /* apply/: the role runs here */
     bool is_upkeep_failing; /* the task's: logged once */
     struct outbox *relay;   /* relay/: this, where the role runs, or a notifier that wakes it elsewhere */
     struct db_notifier *relay_notifier;

@@ -93,10 +93,10 @@ static bool on_row(void *context, const struct db_result *row)
     uint32_t key_type, value_type;
     if (sink->row++ ==
         0) { /* by name in every load: a table that `select *` reads may have changed since the check */
-        if (!db_result_find(row, "k", &sink->key_column, &key_type))
-            sink->status = error_set(sink->error, STATUS_DB_ERROR, "the result has no column k");
-        else if (!db_result_find(row, "v", &sink->value_column, &value_type))
-            sink->status = error_set(sink->error, STATUS_DB_ERROR, "the result has no column v");
+        bool has_key = db_result_find(row, "k", &sink->key_column, &key_type);
+        if (!has_key || !db_result_find(row, "v", &sink->value_column, &value_type))
+            sink->status =
+                error_set(sink->error, STATUS_DB_ERROR, "the result has no column %s", has_key ? "v" : "k");
         else
             sink->status = check_value(value_type, sink->error);
         if (sink->status != STATUS_OK)

@@ -17,7 +17,7 @@
 struct config;
 struct refdata_settings;
 
-/* ---- pointer.c: JSON pointers (RFC 6901) ----
+/* ---- source.c: JSON pointers (RFC 6901) ----
  * "/a/0/b~1c" is the member "b/c" of the first element of the member "a"; "" is the whole. */
 
 #define REFDATA_POINTER_STEPS_MAX 32
@@ -36,7 +36,7 @@ enum status refdata_pointer_compile(struct str text, struct arena *arena, struct
 enum status refdata_pointer_find(const struct refdata_pointer *pointer, const struct json_value *root,
                                  struct json_value *value, struct error *error) MUST_CHECK;
 
-/* ---- source.c: one external topic, and how its messages become updates; immutable ---- */
+/* ---- one external topic, and how its messages become updates; immutable ---- */
 
 enum refdata_from_kind { REFDATA_AT_FIELD, REFDATA_AT_HEADER, REFDATA_AT_KEY, REFDATA_AT_FIXED };
 

@@ -39,28 +39,21 @@ static void free_memo(struct memo *memo)
 
 /* ---- reading ---- */
 
-static bool read_member(const struct json_value *body, struct str name, struct arena *arena, struct str *text)
-{
-    struct json_value value;
-    if (!json_get_string(body, name, &value) || json_has_nul_escape(value.raw))
-        return false;
-    *text = json_str_decode(value.raw, arena);
-    return true;
-}
-
 /* Whose update was this, if that much can be read? Then it is decided: it failed. */
 static bool name_unreadable(struct str text, struct arena *arena, struct refdata_update *update)
 {
     struct json_value body;
-    struct str event_id;
     struct uuid uuid;
-    *update = (struct refdata_update){.chunk_index = 1, .chunks_total = 1};
-    if (json_parse_stored(text, JSON_DEPTH_LIMIT, &body, NULL) != STATUS_OK || body.type != JSON_OBJECT ||
-        !read_member(&body, STR("tenantId"), arena, &update->tenant) || !str_is_name(update->tenant) ||
-        !read_member(&body, STR("eventId"), arena, &event_id) || !uuid_parse(event_id, &uuid))
+    if (json_parse_stored(text, JSON_DEPTH_LIMIT, &body, NULL) != STATUS_OK || body.type != JSON_OBJECT)
+        return false;
+    *update = (struct refdata_update){.tenant = json_get_text(&body, STR("tenantId"), arena),
+                                      .dict_code = json_get_text(&body, STR("dictCode"), arena),
+                                      .chunk_index = 1,
+                                      .chunks_total = 1};
+    if (!str_is_name(update->tenant) || !uuid_parse(json_get_text(&body, STR("eventId"), arena), &uuid))
         return false;
     uuid_format(&uuid, update->event_id);
-    if (!read_member(&body, STR("dictCode"), arena, &update->dict_code))
+    if (!str_is_name(update->dict_code))
         update->dict_code = STR("");
     return true;
 }
@@ -234,7 +227,9 @@ static void batch_uncommitted(void *context, const struct bus_batch *batch)
 static void *create_apply(void *owner, struct error *error)
 {
     struct refdata_database *database = owner;
-    database->upkeep = kernel_site_task(&database->site, "apply_upkeep", refdata_upkeep_step, database);
+    database->applies = true;
+    kernel_site_add_task(&database->site, "apply_upkeep", refdata_upkeep_step, database,
+                         refdata_upkeep_interval_ns(database->catalog));
     const struct bus_subscription subscription = {.topic = database->buses.commands_topic,
                                                   .group = database->buses.apply_group,
                                                   .mode = BUS_SHARED,
@@ -253,26 +248,4 @@ static void *create_apply(void *owner, struct error *error)
     return database;
 }
 
-static void start_apply(void *part)
-{
-    const struct refdata_database *database = part;
-    task_start(database->upkeep, refdata_upkeep_interval_ns(database->catalog));
-}
-
-static void stop_apply(void *part)
-{
-    task_stop(((struct refdata_database *)part)->upkeep, TASK_FOREVER);
-}
-
-static void destroy_apply(void *part)
-{
-    task_destroy(((struct refdata_database *)part)->upkeep);
-}
-
-const struct kernel_part refdata_apply_part = {
-    .roles = {"apply"},
-    .create = create_apply,
-    .start = start_apply,
-    .stop = stop_apply,
-    .destroy = destroy_apply,
-};
+const struct kernel_part refdata_apply_part = {.roles = {"apply"}, .create = create_apply};

@@ -80,7 +80,7 @@ static bool may_be_direct(const struct group *group)
         if (group->posts[i]->update.type != REFDATA_DELTA || bytes > DIRECT_BYTES_MAX)
             return false;
     }
-    return database->upkeep && clock_mono_ns() >= group->pace->direct_from_ns &&
+    return database->applies && clock_mono_ns() >= group->pace->direct_from_ns &&
            bus_shares_commits(database->buses.commands, STR(REFDATA_COMMANDS));
 }
 
