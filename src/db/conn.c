@@ -15,7 +15,7 @@
 
 /* ---- cancel requests ----
  * A statement whose caller gave up must not go on at the server, holding locks until its statement_timeout. libpq's
- * PQcancel() connects anew and blocks as long as the server pleases, so it runs on a detached thread; past a few at once
+ * PQcancel() opens a connection and blocks without a time limit, so it runs on a detached thread; past a few at once
  * the request is left out, and statement_timeout does the work. */
 
 #define CANCELS_MAX 8
@@ -64,8 +64,8 @@ void db_conn_destroy(struct db_conn *conn)
     free(conn);
 }
 
-/* An idle connection hears of its own end (a FATAL notice, then end of file) or of changed settings; only
- * reading tells which. */
+/* An idle connection receives a FATAL notice and an end of file when the server ends it, or a notice of changed settings: reading
+ * shows which. */
 bool db_conn_is_alive(struct db_conn *conn)
 {
     if (!conn->pg)
@@ -257,7 +257,6 @@ enum status db_conn_drain(struct db_conn *conn, int64_t deadline_ns, struct erro
 static const char *const begin_sql[] = {
     [DB_READ_COMMITTED] = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
     [DB_REPEATABLE_READ_ONLY] = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
-    [DB_REPEATABLE_READ] = "BEGIN ISOLATION LEVEL REPEATABLE READ READ WRITE",
 };
 
 enum status db_begin(struct db_conn *conn, enum db_isolation isolation, int64_t deadline_ns,

@@ -110,7 +110,7 @@ static void *run_lookup(void *arg)
         else
             resolve(&endpoints, i, lookup->hosts[i]);
     }
-    /* Nobody may be listening any more: that is fine. */
+    /* The caller may have closed its end. */
     ssize_t sent = send(lookup->fd, &endpoints, sizeof endpoints, MSG_NOSIGNAL);
     (void)sent;
     close(lookup->fd);
@@ -293,7 +293,7 @@ enum status db_conn_open(struct db_pool *pool, const struct db_parsed *parsed, i
     PGconn *pg;
 
     enum status status = connect_any(pool, parsed, callers ? deadline_ns : own_deadline_ns, &pg, error);
-    /* Our own limit means that the database is not there; the caller's, that it came late. */
+    /* Our own limit means that the database is not there; the caller's, that the caller had too little time. */
     if (status == STATUS_TIMEOUT && db_pool_is_interrupted(pool))
         status = error_set(error, STATUS_CANCELLED, "the process is stopping");
     else if (status == STATUS_TIMEOUT && !callers)

@@ -95,7 +95,6 @@ enum db_type {
     DB_TEXT_ARRAY,
     DB_BOOL,
     DB_UUID,
-    DB_TIMESTAMPTZ,
     DB_BYTEA,
     DB_BYTEA_ARRAY
 };
@@ -119,7 +118,6 @@ struct db_param {
 #define db_bigint(s) DB_VALUE(s, DB_BIGINT) /* already text */
 #define db_bool(b) DB_VALUE((b) ? STR("true") : STR("false"), DB_BOOL)
 #define db_uuid(s) DB_VALUE(s, DB_UUID)
-#define db_timestamptz(s) DB_VALUE(s, DB_TIMESTAMPTZ)
 #define db_bytea(s) DB_VALUE(s, DB_BYTEA)             /* the bytes themselves */
 #define db_text_array(s) DB_VALUE(s, DB_TEXT_ARRAY)   /* as db_array_put() wrote it */
 #define db_bytea_array(s) DB_VALUE(s, DB_BYTEA_ARRAY) /* as db_bytes_array_put() wrote it */
@@ -238,7 +236,7 @@ const char *db_sqlstate(const struct db_conn *conn);
 #define DB_SIGNAL_CLASS "FR"
 
 /* ---- transactions ---- */
-enum db_isolation { DB_READ_COMMITTED, DB_REPEATABLE_READ_ONLY, DB_REPEATABLE_READ };
+enum db_isolation { DB_READ_COMMITTED, DB_REPEATABLE_READ_ONLY };
 enum status db_begin(struct db_conn *conn, enum db_isolation isolation, int64_t deadline_ns,
                      struct error *error) MUST_CHECK;
 enum status db_commit(struct db_conn *conn, int64_t deadline_ns, struct error *error) MUST_CHECK;

@@ -36,7 +36,7 @@ enum status db_parsed_init(struct db_parsed *parsed, const struct db_target *tar
 void db_parsed_deinit(struct db_parsed *parsed);
 const char *db_keyword_get(const struct db_parsed *parsed, const char *keyword); /* libpq's; NULL: not set */
 
-/* ---- lookup: host names to addresses without blocking whoever asks ----
+/* ---- lookup: host names to addresses without blocking the caller ----
  * getaddrinfo() knows no deadline, so it runs on a thread of its own and the answer is a datagram on `fd`. */
 #define DB_ENDPOINTS_MAX 16
 struct db_endpoint {
@@ -120,7 +120,7 @@ struct db_conn {
     size_t left_count;
     bool in_pipeline, pipeline_left;
     struct error pipeline_error; /* the first failure before the end */
-    bool doomed;                 /* the server said goodbye while nothing was running */
+    bool doomed;                 /* the server ended the session while nothing was running */
     bool answered;               /* the server has, since the pool lent it */
     bool is_long;                /* lent for long work: db_acquire_long() */
     uint64_t outages;            /* the pool's count when it was lent */
@@ -150,7 +150,7 @@ enum status db_conn_failure(struct db_conn *conn, const PGresult *result, struct
 /* After a call of libpq's that failed, such as a PQsend…() that returned 0: closes the connection. */
 enum status db_conn_lost(struct db_conn *conn, struct error *error);
 bool db_result_is_failure(const PGresult *result);
-/* Did the server reject the prepared statement itself (dropped behind our back, or its row type changed)? */
+/* Did the server reject the prepared statement itself (dropped by another statement, or its row type changed)? */
 bool db_result_is_stale(const PGresult *result);
 
 /* Simple query protocol: no parameters, several statements allowed; the last one's command tag decides
@@ -162,7 +162,7 @@ bool db_thread_start(void *(*run)(void *arg), void *arg); /* detached; signals a
 /* ---- server.c: what pools, listeners and notifiers of one server share; NULL = nothing is shared ---- */
 struct db_shelf; /* idle connections whose sessions have the same settings */
 struct db_shelf *db_shelf_ref(struct db_server *server, const struct db_parsed *parsed);
-void db_shelf_unref(struct db_shelf *shelf);           /* the last one closes what lies there */
+void db_shelf_unref(struct db_shelf *shelf);           /* the last one closes the idle connections */
 struct db_conn *db_shelf_take(struct db_shelf *shelf); /* the last one put there; NULL: none */
 /* Without one there: the right to open one (NULL), to be followed by db_shelf_opened(), unless another user gives one back
  * meanwhile. May wait until then. */
@@ -180,7 +180,7 @@ struct metric_series *db_metric_connections(const char *database,
 enum status db_pool_count_error(const struct db_pool *pool, enum status status); /* returns it */
 #define DB_INTERRUPT_LOOK_MS 50 /* how often a wait looks whether the process is stopping */
 bool db_pool_is_interrupted(const struct db_pool *pool);
-/* What happened at the descriptor, as poll() says; 0: the deadline passed, or the process is stopping. */
+/* The events of poll() at the descriptor; 0: the deadline passed, or the process is stopping. */
 short db_wait(const struct db_pool *pool, int fd, short events, int64_t deadline_ns);
 
 #endif

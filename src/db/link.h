@@ -33,7 +33,8 @@ struct db_link {
     bool reported; /* this outage stands in the log already */
     PGconn *pg;
     struct loop_io io; /* of the lookup, then of the connection */
-    bool watching;     /* is io registered? With a descriptor of its own: libpq closes its as it likes */
+    bool
+        watching; /* is io registered? With a descriptor of its own, since libpq may close its own at any time */
     struct loop_timer timer; /* the next attempt, or the limit of the current step */
     int lookup_fd;
     struct db_endpoints endpoints;

@@ -30,12 +30,13 @@ static struct db_hub *hub_of(struct db_link *link)
 }
 
 /* Sends the LISTENs of those that wait for theirs. */
-static void hub_ask(struct db_hub *hub)
+static void hub_ask(struct db_link *link)
 {
+    struct db_hub *hub = hub_of(link);
     struct db_listener *listener;
     struct buf sql = {0};
 
-    if (hub->asking || hub->link.state != DB_LINK_READY)
+    if (hub->asking || link->state != DB_LINK_READY)
         return;
     LIST_FOREACH(listener, &hub->listeners, entry) {
         if (listener->state != LISTENER_WANTED)
@@ -47,13 +48,8 @@ static void hub_ask(struct db_hub *hub)
     hub->asking = buf_len(&sql) > 0;
     buf_put_char(&sql, '\0');
     if (hub->asking)
-        db_link_sent(&hub->link, PQsendQuery(hub->link.pg, buf_str(&sql).ptr));
+        db_link_sent(link, PQsendQuery(link->pg, buf_str(&sql).ptr));
     buf_deinit(&sql);
-}
-
-static void hub_on_ready(struct db_link *link)
-{
-    hub_ask(hub_of(link));
 }
 
 static void hub_on_down(struct db_link *link)
@@ -85,7 +81,7 @@ static void hub_answered(struct db_hub *hub)
             listener->config.on_listening(listener->config.context);
     }
     if (!hub->destroyed)
-        hub_ask(hub);
+        hub_ask(&hub->link);
 }
 
 /* The answers to our LISTENs. A refusal ends the connection: trying again later is all that is left. */
@@ -131,7 +127,7 @@ static void hub_on_input(struct db_link *link)
 
 static const struct db_link_kind hub_kind = {.role = "listener",
                                              .size = sizeof(struct db_hub),
-                                             .on_ready = hub_on_ready,
+                                             .on_ready = hub_ask,
                                              .on_input = hub_on_input,
                                              .on_down = hub_on_down};
 
@@ -148,7 +144,7 @@ struct db_listener *db_listener_create(const struct db_listener_config *config)
     listener->config = *config;
     listener->config.target = NULL; /* borrowed for this call only */
     LIST_INSERT_HEAD(&listener->hub->listeners, listener, entry);
-    hub_ask(listener->hub);
+    hub_ask(link);
     return listener;
 }
 

@@ -34,11 +34,6 @@ struct notice_set {
     STAILQ_HEAD(, notice) order;
 };
 
-static bool is_sendable(struct str payload)
-{
-    return payload.len <= PAYLOAD_BYTES_MAX && str_is_text(payload);
-}
-
 /* A payload PostgreSQL would refuse (8,000 bytes, NUL, not UTF-8) or that finds the set full becomes "". */
 static void notices_add(struct notice_set *set, struct str channel, struct str payload)
 {
@@ -46,7 +41,7 @@ static void notices_add(struct notice_set *set, struct str channel, struct str p
 
     if (channel.len == 0 || channel.len > CHANNEL_BYTES_MAX)
         return;
-    if (set->map.count >= NOTICES_MAX || !is_sendable(payload))
+    if (set->map.count >= NOTICES_MAX || payload.len > PAYLOAD_BYTES_MAX || !str_is_text(payload))
         payload = STR("");
     uint64_t hash = map_hash_pair(channel, payload);
     MAP_MATCH(node, &set->map, hash) {

@@ -1,7 +1,7 @@
 /* Pipelines: several statements, one round trip.
  *
  * A statement not yet prepared brings its PREPARE along, so a cold pipeline takes one round trip too. Whether
- * a PREPARE worked is known only when its answer comes: one that failed, or was skipped behind a failure, is
+ * a PREPARE worked is known only when its answer comes: one that failed, or was skipped after a failure, is
  * forgotten then. */
 #include "db/db.h"
 
@@ -240,7 +240,7 @@ enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db
     conn->queued = conn->queue_first = 0;
     if (conn->pg) {
         conn->in_pipeline = false;
-        if (!PQexitPipelineMode(conn->pg)) /* gone right behind its answers: they are not to be trusted */
+        if (!PQexitPipelineMode(conn->pg)) /* lost right after its answers: they are not to be trusted */
             status = db_conn_lost(conn, error);
     }
     if (status != STATUS_OK) {

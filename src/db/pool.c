@@ -22,9 +22,9 @@
 #include "base/memory.h"
 #include "db/db_inside.h"
 
-/* A connect that its caller gave less time than this says nothing about the database. One that had more, but not half of the
- * connect timeout, says little: several in a row count, without one that succeeded among them. */
-#define TELLING_CONNECT_MS 100
+/* A connect that timed out after less than this does not count as a failure of the database. One that had more, but not half of
+ * the connect timeout, counts when several fail in a row. */
+#define COUNTED_CONNECT_MS 100
 #define GIVEN_UP_MAX 3
 
 enum grant { GRANT_NONE, GRANT_CONN, GRANT_SLOT, GRANT_REFUSED };
@@ -163,7 +163,7 @@ static void lend(struct db_pool *pool, struct db_conn *conn, bool is_long)
     conn->is_long = is_long;
 }
 
-/* Who is next; NULL also if only long work waits that may not have another connection now. */
+/* NULL also if only long work waits that may not have another connection now. */
 static struct waiter *next_waiter(struct db_pool *pool)
 {
     struct waiter *waiter = TAILQ_FIRST(&pool->waiters);
@@ -281,7 +281,7 @@ static enum grant take(struct db_pool *pool, bool is_long, int64_t deadline_ns, 
 
 /* ---- outside the lock ---- */
 
-/* With a slot in hand: connects, and tells the breaker. */
+/* With a slot in hand: connects, and moves the breaker. */
 static enum status open_conn(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn,
                              struct error *error)
 {
@@ -300,10 +300,10 @@ static enum status open_conn(struct db_pool *pool, bool is_long, int64_t deadlin
     }
     pthread_mutex_lock(&pool->lock);
     bool is_down = status == STATUS_DB_DOWN;
-    /* Does a connect that took all of its time tell that the database is down? */
+    /* Does a connect that took all of its time count as a failure of the database? */
     if (status == STATUS_TIMEOUT)
         is_down = pool->breaker == BREAKER_PROBING || 2 * given_ms >= pool->parsed.connect_timeout_ms ||
-                  (given_ms >= TELLING_CONNECT_MS && ++pool->given_up >= GIVEN_UP_MAX);
+                  (given_ms >= COUNTED_CONNECT_MS && ++pool->given_up >= GIVEN_UP_MAX);
     if (is_down)
         breaker_open(pool, own.message);
     give_slot_back(pool, is_long);
@@ -346,15 +346,15 @@ static enum status try_acquire(struct db_pool *pool, bool is_long, int64_t deadl
         }
         if (granted == GRANT_SLOT && !(*conn = db_shelf_open(pool->shelf, deadline_ns)))
             return open_conn(pool, is_long, deadline_ns, conn, error);
-        bool is_alive = db_conn_is_alive(*conn), is_news = is_alive && !db_pool_is_up(pool);
-        if (granted == GRANT_SLOT || is_news) {
+        bool is_alive = db_conn_is_alive(*conn), is_first_sign = is_alive && !db_pool_is_up(pool);
+        if (granted == GRANT_SLOT || is_first_sign) {
             pthread_mutex_lock(&pool->lock);
             if (granted == GRANT_SLOT && pool->breaker == BREAKER_PROBING)
                 pool->breaker =
-                    BREAKER_OPEN; /* one came back in a moment: nothing was tried, the next caller may */
+                    BREAKER_OPEN; /* another caller returned one: nothing was tried, the next caller may */
             if (granted == GRANT_SLOT)
                 lend(pool, *conn, is_long);
-            if (is_news && pool->breaker == BREAKER_CLOSED)
+            if (is_first_sign && pool->breaker == BREAKER_CLOSED)
                 breaker_close(pool); /* a pool that opened none yet is up by one that another pool opened */
             pthread_mutex_unlock(&pool->lock);
         }

@@ -4,7 +4,7 @@
 #include "base/clock.h"
 #include "db/db_inside.h"
 
-/* A db_result is libpq's, under our name: no wrapper to allocate, and nobody else sees libpq. */
+/* A db_result is libpq's, under our name: no wrapper to allocate, and no other folder sees libpq. */
 static const PGresult *unwrap(const struct db_result *result)
 {
     return (const PGresult *)result;
@@ -34,7 +34,7 @@ static enum status send_statement(struct db_conn *conn, const struct db_statemen
     uint64_t hash;
     enum status status = STATUS_OK;
 
-    if (conn->prepared.stale) { /* what the server holds and what we think it holds differ: begin anew */
+    if (conn->prepared.stale) { /* the server has other statements than we thought: drop all */
         status = db_conn_command(conn, "DEALLOCATE ALL", deadline_ns, error);
         if (status == STATUS_OK)
             db_prepared_clear(&conn->prepared);

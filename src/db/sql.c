@@ -2,7 +2,7 @@
  *
  * It knows just enough of PostgreSQL's lexer to tell where a colon is a parameter: everything that may hold
  * arbitrary text (literals, quoted identifiers, dollar quotes, comments) is one token and copied as it came.
- * It does not parse: whether the statement makes sense is PostgreSQL's to say, at prepare. A colon directly
+ * It does not parse: PostgreSQL checks the statement when it is prepared. A colon directly
  * followed by a letter or an underscore is a parameter, so a slice bound that is a column needs a space: a[1:
  * n]. */
 #include "db/db.h"
@@ -121,15 +121,6 @@ static enum token take_word(struct scan *scan)
     return TOKEN_TEXT;
 }
 
-static enum token take_quoted(struct scan *scan)
-{
-    char quote = peek(scan, 0);
-
-    if (skip_quoted(scan, quote, false))
-        return TOKEN_TEXT;
-    return bad(scan, quote == '"' ? "a quoted identifier is not closed" : "a string literal is not closed");
-}
-
 /* $$…$$ or $tag$…$tag$; $1 is refused, since the numbers are ours. */
 static enum token take_dollar(struct scan *scan)
 {
@@ -197,8 +188,12 @@ static enum token next_token(struct scan *scan)
     char c = peek(scan, 0);
     if (begins_word(c))
         return take_word(scan);
+    if (c == '\'' && !skip_quoted(scan, c, false))
+        return bad(scan, "a string literal is not closed");
+    if (c == '"' && !skip_quoted(scan, c, false))
+        return bad(scan, "a quoted identifier is not closed");
     if (c == '\'' || c == '"')
-        return take_quoted(scan);
+        return TOKEN_TEXT;
     if (c == '$')
         return take_dollar(scan);
     if (c == ':')
@@ -297,25 +292,17 @@ enum status db_sql_compile(struct str sql, const struct db_name *names, struct a
     return status;
 }
 
-/* Bytes of `s` that its first `count` characters take. */
-static size_t bytes_of_chars(struct str s, size_t count)
-{
-    size_t at = 0;
-
-    for (; count > 0 && at < s.len; count--) {
-        size_t len = str_utf8_char(str_of(s.ptr + at, s.len - at));
-        at += len ? len : 1;
-    }
-    return at;
-}
-
 size_t db_statement_offset(const struct db_statement *statement, struct str sql, size_t position)
 {
     struct scan scan = {.sql = sql};
     struct str text = statement->text;
-    size_t left = bytes_of_chars(text, position > 0 ? position - 1 : 0);
+    size_t left = 0; /* bytes of the characters before the position */
     enum token token;
 
+    for (; position > 1 && left < text.len; position--) {
+        size_t len = str_utf8_char(str_skip(text, left));
+        left += len ? len : 1;
+    }
     if (str_eq(text, sql))
         return left;
     /* Both differ in their parameters only: walk them side by side. */

@@ -12,10 +12,9 @@
 #define OID_BYTEA 17
 
 static const Oid type_oids[] = {
-    [DB_TEXT] = 25,          [DB_JSONB] = DB_OID_JSONB, [DB_BIGINT] = 20,
-    [DB_INT] = 23,           [DB_TEXT_ARRAY] = 1009,    [DB_BOOL] = 16,
-    [DB_UUID] = 2950,        [DB_TIMESTAMPTZ] = 1184,   [DB_BYTEA] = OID_BYTEA,
-    [DB_BYTEA_ARRAY] = 1001,
+    [DB_TEXT] = 25,   [DB_JSONB] = DB_OID_JSONB, [DB_BIGINT] = 20,
+    [DB_INT] = 23,    [DB_TEXT_ARRAY] = 1009,    [DB_BOOL] = 16,
+    [DB_UUID] = 2950, [DB_BYTEA] = OID_BYTEA,    [DB_BYTEA_ARRAY] = 1001,
 };
 
 static uint64_t never_zero(uint64_t hash)

@@ -14,6 +14,7 @@
 
 int run_pool_tests(void);
 int run_query_tests(void);
+int run_transaction_tests(void);
 int run_pipeline_tests(void);
 int run_migrate_tests(void);
 int run_listener_tests(void);

@@ -60,6 +60,7 @@ int main(void)
     pg_fixture_start();
     failed += run_pool_tests();
     failed += run_query_tests();
+    failed += run_transaction_tests();
     failed += run_pipeline_tests();
     failed += run_migrate_tests();
     failed += run_listener_tests();
