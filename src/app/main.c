@@ -19,7 +19,7 @@ const char *app_config_path(const char *given)
 
 struct config *app_config_load(const char *given)
 {
-    return kernel_config_load_or_say(
+    return kernel_config_load_or_print(
         &(struct kernel_options){.config_path = app_config_path(given), .modules = app_modules});
 }
 

@@ -218,18 +218,18 @@ enum status http_router_add(struct http_router *router, const struct http_route 
 /* ---- server ---- */
 struct http_limits { /* C6; every one configurable */
     size_t body_bytes_max, target_bytes_max, header_bytes_max;
-    unsigned header_count_max;
-    unsigned connections_max;   /* of the whole server; one more is answered 503 and closed */
-    unsigned connections_extra; /* past that, being answered so; one more is closed at once */
-    int64_t header_timeout_ms;  /* first byte to end of headers, total */
-    int64_t body_timeout_ms;    /* without progress, or below body_rate_min */
-    int64_t idle_timeout_ms;    /* keep-alive between requests */
-    int64_t write_timeout_ms;   /* a reader slower than write_rate_min for this long is disconnected */
-    int64_t deadline_ms;        /* default of routes' deadline_ms */
-    size_t body_rate_min;       /* bytes a second, on average over body_timeout_ms */
-    size_t write_rate_min;      /* the same for readers, over write_timeout_ms */
-    size_t bodies_bytes_max;    /* of all bodies together; at least four times body_bytes_max */
-    size_t unsent_bytes_max;    /* of all answers that clients have not read yet */
+    size_t header_count_max;
+    size_t connections_max;    /* of the whole server; one more is answered 503 and closed */
+    size_t connections_extra;  /* past that, being answered so; one more is closed at once */
+    int64_t header_timeout_ms; /* first byte to end of headers, total */
+    int64_t body_timeout_ms;   /* without progress, or below body_rate_min */
+    int64_t idle_timeout_ms;   /* keep-alive between requests */
+    int64_t write_timeout_ms;  /* a reader slower than write_rate_min for this long is disconnected */
+    int64_t deadline_ms;       /* default of routes' deadline_ms */
+    size_t body_rate_min;      /* bytes a second, on average over body_timeout_ms */
+    size_t write_rate_min;     /* the same for readers, over write_timeout_ms */
+    size_t bodies_bytes_max;   /* of all bodies together; at least four times body_bytes_max */
+    size_t unsent_bytes_max;   /* of all answers that clients have not read yet */
 };
 extern const struct http_limits http_limits_default;
 

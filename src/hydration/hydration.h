@@ -195,7 +195,7 @@ extern struct metric_family *const hydration_metrics[];  /* NULL-terminated */
 extern const struct db_migration hydration_migrations[]; /* sql/hydration; module "hydration" */
 /* Expired copies are kept so long: a change that is published renews them. */
 #define HYDRATION_EXPIRED_COPY_MS (INT64_C(3600) * 1000)
-/* For the kernel's retention (kernel/retention.h): $1 = how many rows may stay (bigint), $2 = how many go at once (int). */
+/* For the kernel's retention (kernel/store.h): $1 = how many rows may stay (bigint), $2 = how many go at once (int). */
 extern const char hydration_absences_cleanup_sql[], hydration_copies_cleanup_sql[],
     hydration_flights_cleanup_sql[];
 

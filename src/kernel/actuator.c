@@ -148,7 +148,7 @@ static void get_prometheus(struct http_request *request)
     struct kernel_scrape *scrape = kernel->scrape;
     const struct kernel_http_settings *http = config_section(kernel->first, "http");
     struct scrape_waiter *waiter = memory_zalloc(sizeof *waiter);
-    if (!http_request_park(request, clock_deadline_ms(http->request_timeout_ms), on_late, NULL,
+    if (!http_request_park(request, clock_deadline_ms(http->limits.deadline_ms), on_late, NULL,
                            &waiter->ref)) {
         free(waiter);
         return;

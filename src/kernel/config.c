@@ -4,6 +4,7 @@
  * tables themselves are found at start, in every run, before a file can hide them. */
 #include "kernel/config_inside.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -138,8 +139,10 @@ enum status config_load(const char *path, const struct config_section *sections,
     struct config_report report = {.path = path, .error = error, .all = all};
     struct buf text = {0};
     enum status status = STATUS_CONFIG;
-    if (config_file_read(path, &text, &report))
+    if (buf_read_file(&text, path, CONFIG_FILE_BYTES_MAX)) /* a text that is too large is refused later */
         status = config_load_text(path, buf_str(&text), sections, config, all, error);
+    else
+        config_report_at(&report, (struct setting_place){0}, STR_NONE, "cannot be read: %s", strerror(errno));
     buf_deinit(&text);
     return status;
 }

@@ -1,7 +1,7 @@
 /* Inside the configuration: what its files share.
  *
  *   config.c         load, look up, compare; mistakes in a table      config_report.c   errors, places in the file, suggestions
- *   config_yaml.c    file -> YAML nodes                               config_value.c    node + row -> one value
+ *   config_yaml.c    text -> YAML nodes                               config_value.c    node + row -> one value
  *   config_walk.c    nodes + rows -> structs                          config_print.c    help and docs/CONFIG.md
  */
 #ifndef FRESHET_KERNEL_CONFIG_INSIDE_H
@@ -38,7 +38,6 @@ void config_report_va(struct config_report *report, struct setting_place place, 
 void config_report_end(struct config_report *report);
 
 /* --- source and nodes --- */
-bool config_file_read(const char *path, struct buf *text, struct config_report *report) MUST_CHECK;
 /* Composes the one document of `source`; false when something was reported. Free it with yaml_document_delete(). */
 bool config_yaml_load(struct str source, yaml_document_t *document, struct config_report *report) MUST_CHECK;
 

@@ -5,20 +5,11 @@
  * over its events, which ends at the first excess, comes before the nodes are composed. */
 #include "kernel/config_inside.h"
 
-#include <errno.h>
 #include <stdlib.h>
 
 #define NESTING_MAX 64
 #define ANCHORS_MAX 1000
 #define NODES_MAX 500000
-
-bool config_file_read(const char *path, struct buf *text, struct config_report *report)
-{
-    if (buf_read_file(text, path, CONFIG_FILE_BYTES_MAX)) /* what is too large is refused with the text */
-        return true;
-    config_report_at(report, (struct setting_place){0}, STR_NONE, "cannot be read: %s", strerror(errno));
-    return false;
-}
 
 static bool check_text(struct str source, struct config_report *report)
 {
@@ -48,7 +39,7 @@ static const char *hint_for(const char *problem)
     } hints[] = {
         {"mapping values are not allowed in this context", "; a value that holds ': ' needs quotes"},
         {"found character that cannot start any token", "; a value that begins so needs quotes"},
-        {"could not find expected ':'", "; a key needs ': ' behind it"},
+        {"could not find expected ':'", "; a key needs ': ' after it"},
         {"did not find expected key", "; is the line indented like its neighbours?"},
         {"found undefined alias", "; a value that begins with * needs quotes"},
     };

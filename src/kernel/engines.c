@@ -100,21 +100,6 @@ const struct setting_row kernel_nats_rows[] = {
 
 /* ---- for callers that open connections ---- */
 
-const struct kernel_kafka *kernel_kafka(const struct kernel *kernel)
-{
-    return config_section(kernel->first, "kafka");
-}
-
-const struct kernel_redis *kernel_redis(const struct kernel *kernel)
-{
-    return config_section(kernel->first, "redis");
-}
-
-const struct kernel_nats *kernel_nats(const struct kernel *kernel)
-{
-    return config_section(kernel->first, "nats");
-}
-
 struct bus_security kernel_engine_security(const struct kernel_tls *tls, const struct kernel_login *login)
 {
     return (struct bus_security){
@@ -223,13 +208,13 @@ enum status kernel_engines_check(const struct config *config, struct error *erro
     const struct kernel_nats *nats = config_section(config, "nats");
     const struct engine engines[] = {
         {"kafka", "brokers", "", bus->commands == KERNEL_KAFKA, &kafka->brokers, kafka->brokers_place,
-         "bus.commands is kafka: then say where its brokers are", bus->commands_place, &kafka->tls,
-         &kafka->sasl, "sasl.passwordFromEnv", STR_NONE, .credentials_place = {0}},
+         "bus.commands is kafka: list the brokers here", bus->commands_place, &kafka->tls, &kafka->sasl,
+         "sasl.passwordFromEnv", STR_NONE, .credentials_place = {0}},
         {"redis", "nodes", "", bus->invalidations == KERNEL_REDIS, &redis->nodes, redis->nodes_place, NULL,
          bus->invalidations_place, &redis->tls, &redis->login, "passwordFromEnv", STR_NONE,
          .credentials_place = {0}},
         {"nats", "servers", "nats://", bus->events == KERNEL_NATS, &nats->servers, nats->servers_place,
-         "bus.events is nats: then say where its servers are", bus->events_place, &nats->tls, &nats->login,
+         "bus.events is nats: list the servers here", bus->events_place, &nats->tls, &nats->login,
          "passwordFromEnv", nats->credentials_file, nats->credentials_place},
     };
     enum status status = STATUS_OK;

@@ -1,5 +1,5 @@
 /* Connections to the engines: `kafka:`, `redis:` and `nats:` of the file. They turn nothing on; `bus:` does (C2). What is
- * carried over them, and what it is called there, is the modules' to say. */
+ * carried over them, and what it is called there, is defined by the modules. */
 #ifndef FRESHET_KERNEL_ENGINES_H
 #define FRESHET_KERNEL_ENGINES_H
 
@@ -48,10 +48,6 @@ struct kernel_nats {
 enum kernel_redis_mode { KERNEL_REDIS_CLUSTER, KERNEL_REDIS_SINGLE };
 extern const char *const kernel_redis_modes[], *const kernel_sasl_mechanisms[];
 
-/* As they were at the start; readable as long as the process serves. */
-const struct kernel_kafka *kernel_kafka(const struct kernel *kernel);
-const struct kernel_redis *kernel_redis(const struct kernel *kernel);
-const struct kernel_nats *kernel_nats(const struct kernel *kernel);
 /* As the drivers of the bus take it; the password is read from the environment. */
 struct bus_security kernel_engine_security(const struct kernel_tls *tls, const struct kernel_login *login);
 

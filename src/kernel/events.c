@@ -26,6 +26,8 @@ struct topics {
     const char *advisory_stream, *terminated_stream;
     int64_t ack_wait_ms;
     size_t count;
+    struct kernel_topic misnamed; /* a reader's, if its stream is not … */
+    const char *owners_stream;    /* … this one, of the topic's owner */
 };
 
 static void add_topic(const struct kernel_topic *wanted, void *arg)
@@ -38,9 +40,16 @@ static void add_topic(const struct kernel_topic *wanted, void *arg)
     if (wanted->ack_wait_ms)
         all->ack_wait_ms = wanted->ack_wait_ms;
     if (wanted->topic.partitions == 0) { /* a reader's: its owner has named the topic before */
-        for (size_t i = 0; i < all->count; i++)
-            if (strcmp(all->topics[i].name, wanted->topic.name) == 0)
-                all->topics[i].group = wanted->topic.group;
+        for (size_t i = 0; i < all->count; i++) {
+            const char *stream = all->names[i].stream;
+            if (strcmp(all->topics[i].name, wanted->topic.name) != 0)
+                continue;
+            all->topics[i].group = wanted->topic.group;
+            if (stream && wanted->stream && strcmp(stream, wanted->stream) != 0) {
+                all->misnamed = *wanted;
+                all->owners_stream = stream;
+            }
+        }
         return;
     }
     if (all->count == TOPICS_MAX || (wanted->is_plain_in_nats && all->settings->events == KERNEL_NATS))
@@ -63,56 +72,24 @@ static void add_topic(const struct kernel_topic *wanted, void *arg)
 }
 
 /* Of every module, also of those that do not run here: a reader of a topic need not be its owner. */
-static void list_topics(const struct kernel *kernel, struct topics *all)
+static void list_topics(const struct config *config, const struct module *const *modules, struct topics *all)
 {
-    *all = (struct topics){.settings = kernel_bus(kernel)};
-    for (const struct module *const *at = kernel->options.modules; *at; at++)
-        if ((*at)->each_topic)
-            (*at)->each_topic(config_section(kernel->first, (*at)->section->name), add_topic, all);
-}
-
-/* ---- do readers mean the stream that is written? ---- */
-
-struct check {
-    const struct config *config;
-    struct kernel_topic topics[TOPICS_MAX]; /* owners' */
-    size_t count;
-    enum status status;
-    struct error *error;
-};
-
-static void check_topic(const struct kernel_topic *topic, void *arg)
-{
-    struct check *check = arg;
-    if (topic->topic.partitions > 0) {
-        if (check->count < TOPICS_MAX)
-            check->topics[check->count++] = *topic;
-        return;
-    }
-    for (size_t i = 0; i < check->count; i++) {
-        const struct kernel_topic *owner = &check->topics[i];
-        if (strcmp(owner->topic.name, topic->topic.name) == 0 && owner->stream && topic->stream &&
-            strcmp(owner->stream, topic->stream) != 0)
-            check->status = config_error_at(check->config, topic->stream_place, topic->stream_field,
-                                            check->error, "events are published to the stream %s, not %s",
-                                            owner->stream, topic->stream);
-    }
+    *all = (struct topics){.settings = config_section(config, "bus")};
+    for (; *modules; modules++)
+        if ((*modules)->each_topic)
+            (*modules)->each_topic(config_section(config, (*modules)->section->name), add_topic, all);
 }
 
 enum status kernel_events_check(const struct config *config, const struct module *const *modules,
                                 struct error *error)
 {
-    const struct kernel_bus_settings *bus = config_section(config, "bus");
-    struct check check = {.config = config, .error = error};
-    for (; *modules && bus->events == KERNEL_NATS; modules++)
-        if ((*modules)->each_topic)
-            (*modules)->each_topic(config_section(config, (*modules)->section->name), check_topic, &check);
-    return check.status;
-}
-
-unsigned kernel_events_handlers(const struct kernel *kernel)
-{
-    return (unsigned)kernel_bus(kernel)->handlers;
+    struct topics all;
+    list_topics(config, modules, &all);
+    if (all.settings->events != KERNEL_NATS || !all.owners_stream)
+        return STATUS_OK;
+    return config_error_at(config, all.misnamed.stream_place, all.misnamed.stream_field, error,
+                           "events are published to the stream %s, not %s", all.owners_stream,
+                           all.misnamed.stream);
 }
 
 static enum status open_postgres(struct kernel_store *store, const struct topics *all, struct bus **bus,
@@ -120,7 +97,7 @@ static enum status open_postgres(struct kernel_store *store, const struct topics
 {
     struct db_target target = store->site.target;
     target.connections_max =
-        kernel_events_handlers(store->kernel) + OWN_CONNECTIONS + (store->consumes ? ANSWERERS : 0);
+        (unsigned)all->settings->handlers + OWN_CONNECTIONS + (store->consumes ? ANSWERERS : 0);
     return bus_postgres_create(
         &(struct bus_postgres_config){
             .loop = store->site.home,
@@ -137,7 +114,7 @@ static enum status open_postgres(struct kernel_store *store, const struct topics
 static enum status open_nats(struct kernel_store *store, const struct topics *all, struct bus **bus,
                              struct error *error)
 {
-    const struct kernel_nats *nats = kernel_nats(store->kernel);
+    const struct kernel_nats *nats = kernel_section(store->kernel, "nats");
     struct bus_security security = kernel_engine_security(&nats->tls, &nats->login);
     struct db_target target = store->site.target;
     struct buf servers = {0};
@@ -147,7 +124,7 @@ static enum status open_nats(struct kernel_store *store, const struct topics *al
         snprintf(host, sizeof host, "%s", from_environment);
     else
         (void)!gethostname(host, sizeof host - 1);
-    target.connections_max = kernel_events_handlers(store->kernel);
+    target.connections_max = (unsigned)all->settings->handlers;
     for (size_t i = 0; i < nats->servers.count; i++)
         buf_printf(&servers, "%s%.*s", i ? "," : "", STR_ARG(nats->servers.items[i]));
     buf_put_char(&servers, '\0');
@@ -179,7 +156,7 @@ enum status kernel_events_open(struct kernel_store *store, struct error *error)
 {
     struct topics all;
     struct bus *bus = NULL;
-    list_topics(store->kernel, &all);
+    list_topics(store->kernel->first, store->kernel->options.modules, &all);
     enum status status =
         (all.settings->events == KERNEL_NATS ? open_nats : open_postgres)(store, &all, &bus, error);
     if (status == STATUS_OK)
@@ -190,7 +167,7 @@ enum status kernel_events_open(struct kernel_store *store, struct error *error)
 const char *kernel_events_stream(const struct kernel *kernel, const char *topic)
 {
     struct topics all;
-    list_topics(kernel, &all);
+    list_topics(kernel->first, kernel->options.modules, &all);
     for (size_t i = 0; i < all.count && all.settings->events == KERNEL_NATS; i++)
         if (strcmp(all.names[i].topic, topic) == 0)
             return all.names[i].stream;

@@ -1,6 +1,4 @@
 /* Health (C8): the modules' health in one JSON body, and the routes that answer it. */
-#include "kernel/health.h"
-
 #include "base/json.h"
 #include "kernel/kernel_inside.h"
 
@@ -18,11 +16,6 @@ void health_role(struct health *health, const char *role, bool up, struct str de
 {
     put_state(&health->roles, str_from(role), up, detail);
     *(up ? &health->roles_up : &health->roles_down) += 1;
-}
-
-void health_starting(struct health *health)
-{
-    health->starting = true;
 }
 
 void health_component(struct health *health, const char *kind, struct str name, bool up, struct str detail)

@@ -38,14 +38,20 @@ bool kernel_has_role(const struct kernel *kernel, const char *role)
     return has;
 }
 
+const void *kernel_section(const struct kernel *kernel, const char *name)
+{
+    return config_section(kernel->first, name);
+}
+
 const struct kernel_bus_settings *kernel_bus(const struct kernel *kernel)
 {
-    return config_section(kernel->first, "bus");
+    return kernel_section(kernel, "bus");
 }
 
 bool kernel_debug_is_enabled(const struct kernel *kernel)
 {
-    return ((const struct kernel_debug_settings *)config_section(kernel->first, "debug"))->enabled;
+    const struct kernel_debug_settings *debug = kernel_section(kernel, "debug");
+    return debug->enabled;
 }
 
 bool kernel_migrates(const struct kernel *kernel)
@@ -300,7 +306,7 @@ int kernel_serve(const struct kernel_options *options)
     atomic_bool drained = false;
     if (!check_roles(options))
         return 1;
-    kernel.config = kernel_config_load_or_say(options);
+    kernel.config = kernel_config_load_or_print(options);
     if (!kernel.config)
         return 1;
     log_set_level(

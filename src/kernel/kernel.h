@@ -15,11 +15,11 @@
 #include "db/db.h"
 #include "http/http.h"
 #include "kernel/config.h"
-#include "kernel/health.h"
 #include "loop/group.h"
 #include "loop/worker.h"
 
 struct kernel;
+struct health;
 struct bus;
 struct outbox_table;
 struct kernel_topic;
@@ -60,7 +60,7 @@ struct module {
 
     /* ---- modules whose tables are in the store (store.h) ---- */
     bool keeps_store; /* migrations are run there */
-    /* Keeps nothing there, and speaks to other modules over its bus all the same: this process has a store if there is
+    /* Keeps nothing there, but uses its bus to reach other modules: this process has a store if there is
      * a database for it. NULL = no. */
     bool (*uses_store)(const struct kernel *kernel, const void *section);
     /* Types of entities that a role of it answers for (hydration); NULL-terminated; NULL = none. */
@@ -75,6 +75,20 @@ struct module {
     const struct outbox_table *const *outboxes;
 };
 
+/* ---- health (C8): every role and component of the process, UP or DOWN ----
+ * A module adds its own; the process is ready while at least one of its roles can work. */
+struct health {
+    struct buf roles, components; /* JSON members gathered so far */
+    unsigned roles_up, roles_down;
+    bool
+        starting; /* a role has not finished what it does before its first request (preloads): alive, but not ready yet */
+};
+
+/* A role can work or not. `detail` (may be empty) is for people: never a secret. */
+void health_role(struct health *health, const char *role, bool up, struct str detail);
+/* A thing the process depends on: reported, but by itself no reason to be taken out of service. */
+void health_component(struct health *health, const char *kind, struct str name, bool up, struct str detail);
+
 /* ---- what a module may use of the process it runs in ---- */
 struct loop_group *kernel_loops(struct kernel *kernel);
 struct worker_pool *kernel_workers(struct kernel *kernel);
@@ -87,7 +101,9 @@ struct kernel_bus_settings {
     int migrate; /* auto, always, never */
     int64_t partitions, handlers, poll_ms, keep_ms, keep_unread_ms, keep_dead_ms;
 };
-const struct kernel_bus_settings *kernel_bus(const struct kernel *kernel); /* as it was at the start */
+const struct kernel_bus_settings *kernel_bus(const struct kernel *kernel);
+/* A section of the file as it was at the start; readable as long as the process serves. */
+const void *kernel_section(const struct kernel *kernel, const char *name);
 bool kernel_debug_is_enabled(
     const struct kernel *kernel);                  /* debug.enabled: routes that show what is inside */
 bool kernel_migrates(const struct kernel *kernel); /* does this process create and migrate schemas (C10)? */
@@ -108,6 +124,9 @@ struct kernel_postgres {
 extern const struct setting_row kernel_postgres_rows[];
 /* A target for db_pool_create(); strings are borrowed from the settings and the environment. */
 struct db_target kernel_postgres_target(const struct kernel_postgres *settings);
+/* Its password is set, its URL can be understood. `block`: "refdata.postgres", for errors. */
+enum status kernel_postgres_check(const struct config *config, const struct kernel_postgres *settings,
+                                  const char *block, struct error *error) MUST_CHECK;
 
 /* ---- a process ---- */
 struct kernel_options {
@@ -121,8 +140,8 @@ struct kernel_options {
 const struct config_section *kernel_sections(const struct module *const *modules, struct arena *arena);
 /* Loads and checks the file. NULL on failure, and then `problems` has a line for each. */
 struct config *kernel_config_load(const struct kernel_options *options, struct buf *problems);
-struct config *kernel_config_load_or_say(
-    const struct kernel_options *options); /* the same, to standard error */
+/* The same; the problems go to standard error. */
+struct config *kernel_config_load_or_print(const struct kernel_options *options);
 /* Runs until SIGTERM or SIGINT. The process's exit status. */
 int kernel_serve(const struct kernel_options *options);
 /* Creates and migrates every database the configuration names. The process's exit status. */

@@ -5,7 +5,6 @@
 #include <stdatomic.h>
 
 #include "kernel/kernel.h"
-#include "kernel/site.h"
 #include "kernel/store.h"
 
 enum { KERNEL_MODULES_MAX = 16, KERNEL_SECTIONS_MAX = 16 /* the kernel's own */ };
@@ -13,12 +12,8 @@ enum { KERNEL_MODULES_MAX = 16, KERNEL_SECTIONS_MAX = 16 /* the kernel's own */ 
 struct kernel_http_settings {
     struct setting_strings listen;
     struct setting_place listen_place;
-    int64_t loops, workers, worker_queue, parked_max;
-    int64_t body_bytes_max, target_bytes_max, header_bytes_max, header_count_max, connections_max;
-    int64_t reserved_descriptors;
-    int64_t bodies_bytes_max, unsent_bytes_max, body_rate_min, write_rate_min;
-    int64_t header_timeout_ms, body_timeout_ms, idle_timeout_ms, write_timeout_ms, request_timeout_ms;
-    int64_t stop_timeout_ms;
+    int64_t loops, workers, worker_queue, parked_max, reserved_descriptors, stop_timeout_ms;
+    struct http_limits limits;
 };
 
 struct kernel_debug_settings {
@@ -54,11 +49,11 @@ struct kernel_store {
     size_t consumed_count;
     bool consumes;
 
-    struct db_pool *look_pool;
-    struct worker_pool *looker;
-    struct task *look;
-    enum status look_status; /* of the last look, with its reason */
-    struct error look_error;
+    struct db_pool *probe_pool;
+    struct worker_pool *prober;
+    struct task *probe;
+    enum status probe_status; /* of the last one, with its reason */
+    struct error probe_error;
 };
 
 struct kernel {
@@ -105,7 +100,6 @@ enum status kernel_events_open(struct kernel_store *store, struct error *error) 
 /* Of the configuration alone: topics that modules name must be the same ones. */
 enum status kernel_events_check(const struct config *config, const struct module *const *modules,
                                 struct error *error) MUST_CHECK;
-unsigned kernel_events_handlers(const struct kernel *kernel); /* threads that its handlers may need */
 
 /* Checks `postgres:` as far as the file allows. */
 enum status kernel_store_check(const struct config *config, struct error *error) MUST_CHECK;

@@ -53,7 +53,7 @@ static void migrate_database(const struct db_target *target, void *arg)
 
 int kernel_migrate(const struct kernel_options *options)
 {
-    struct config *config = kernel_config_load_or_say(options);
+    struct config *config = kernel_config_load_or_print(options);
     if (!config)
         return 1;
     int exit_status = 0;

@@ -10,26 +10,28 @@
 
 enum { EXTRA_CONNECTIONS_MAX = 256 };
 
+/* The rows write numbers of 64 bits into the limits of the server. */
+_Static_assert(sizeof(size_t) == sizeof(int64_t), "a size has 64 bits");
 #define HTTP_ROW(member) .offset = offsetof(struct kernel_http_settings, member)
 #define MIB (1024 * 1024)
 #define HOUR_MS (3600 * 1000)
 
 static const struct setting_row http_limit_rows[] = {
-    {"body", SETTING_SIZE, HTTP_ROW(body_bytes_max), "Largest request body; past it 413.", "8MiB", 1024,
-     1024 * MIB},
-    {"bodies", SETTING_SIZE, HTTP_ROW(bodies_bytes_max),
+    {"body", SETTING_SIZE, HTTP_ROW(limits.body_bytes_max), "Largest request body; past it 413.", "8MiB",
+     1024, 1024 * MIB},
+    {"bodies", SETTING_SIZE, HTTP_ROW(limits.bodies_bytes_max),
      "Memory for all bodies together, until they are answered; past it 503. One tenant takes at most half. Less than four times body counts as four times body.",
      "256MiB", MIB, 1024 * (int64_t)MIB * 1024},
-    {"unsent", SETTING_SIZE, HTTP_ROW(unsent_bytes_max),
+    {"unsent", SETTING_SIZE, HTTP_ROW(limits.unsent_bytes_max),
      "Memory for all answers that clients have not read yet; past it the clients that have not read for longest are disconnected.",
      "128MiB", MIB, 1024 * (int64_t)MIB * 1024},
-    {"target", SETTING_SIZE, HTTP_ROW(target_bytes_max), "Longest request target; past it 414.", "64KiB", 256,
-     MIB},
-    {"headers", SETTING_SIZE, HTTP_ROW(header_bytes_max), "Largest header section; past it 431.", "32KiB",
-     1024, MIB},
-    {"headerCount", SETTING_INT, HTTP_ROW(header_count_max), "Most header lines; past it 431.", "100", 8,
-     1000},
-    {"connections", SETTING_INT, HTTP_ROW(connections_max),
+    {"target", SETTING_SIZE, HTTP_ROW(limits.target_bytes_max), "Longest request target; past it 414.",
+     "64KiB", 256, MIB},
+    {"headers", SETTING_SIZE, HTTP_ROW(limits.header_bytes_max), "Largest header section; past it 431.",
+     "32KiB", 1024, MIB},
+    {"headerCount", SETTING_INT, HTTP_ROW(limits.header_count_max), "Most header lines; past it 431.", "100",
+     8, 1000},
+    {"connections", SETTING_INT, HTTP_ROW(limits.connections_max),
      "Most connections at once over all loops; past it a new one gets 503 and is closed.", "50000", 1,
      1000000},
     {"reservedDescriptors", SETTING_INT, HTTP_ROW(reserved_descriptors),
@@ -37,20 +39,20 @@ static const struct setting_row http_limit_rows[] = {
      "256", 16, 1000000},
     {"parked", SETTING_INT, HTTP_ROW(parked_max),
      "Most requests waiting for something at once, per loop; past it 503.", "65536", 10000, 1000000},
-    {"headerTimeout", SETTING_DURATION_MS, HTTP_ROW(header_timeout_ms),
+    {"headerTimeout", SETTING_DURATION_MS, HTTP_ROW(limits.header_timeout_ms),
      "Time for a whole header section to arrive, first byte to last; past it 408.", "10s", 10, HOUR_MS},
-    {"bodyTimeout", SETTING_DURATION_MS, HTTP_ROW(body_timeout_ms),
+    {"bodyTimeout", SETTING_DURATION_MS, HTTP_ROW(limits.body_timeout_ms),
      "Time that a body may pause, or arrive slower than bodyRate; past it 408.", "10s", 10, HOUR_MS},
-    {"bodyRate", SETTING_SIZE, HTTP_ROW(body_rate_min),
+    {"bodyRate", SETTING_SIZE, HTTP_ROW(limits.body_rate_min),
      "Lowest rate of a body in bytes per second, on average over bodyTimeout.", "16KiB", 1, 1024 * MIB},
-    {"idleTimeout", SETTING_DURATION_MS, HTTP_ROW(idle_timeout_ms),
+    {"idleTimeout", SETTING_DURATION_MS, HTTP_ROW(limits.idle_timeout_ms),
      "Time a connection may wait for its next request.", "75s", 10, 24 * HOUR_MS},
-    {"writeTimeout", SETTING_DURATION_MS, HTTP_ROW(write_timeout_ms),
+    {"writeTimeout", SETTING_DURATION_MS, HTTP_ROW(limits.write_timeout_ms),
      "Time that a client may read slower than writeRate before it is disconnected.", "30s", 10, HOUR_MS},
-    {"writeRate", SETTING_SIZE, HTTP_ROW(write_rate_min),
+    {"writeRate", SETTING_SIZE, HTTP_ROW(limits.write_rate_min),
      "Lowest rate in bytes per second at which a client must read waiting answers, on average over writeTimeout.",
      "16KiB", 1, 1024 * MIB},
-    {"requestTimeout", SETTING_DURATION_MS, HTTP_ROW(request_timeout_ms),
+    {"requestTimeout", SETTING_DURATION_MS, HTTP_ROW(limits.deadline_ms),
      "Time for an answer that needs a worker or a wait; past it 503.", "10s", 10, HOUR_MS},
     {.name = NULL},
 };
@@ -213,6 +215,24 @@ struct db_target kernel_postgres_target(const struct kernel_postgres *settings)
     };
 }
 
+enum status kernel_postgres_check(const struct config *config, const struct kernel_postgres *settings,
+                                  const char *block, struct error *error)
+{
+    const struct db_target target = kernel_postgres_target(settings);
+    struct error reason = {0};
+    char field[64];
+    if (settings->password_env.len && !target.password.ptr) {
+        snprintf(field, sizeof field, "%s.passwordFromEnv", block);
+        return config_error_at(config, settings->password_place, field, error,
+                               "the environment variable %s is not set", settings->password_env.ptr);
+    }
+    if (settings->url.len && db_target_check(&target, &reason) != STATUS_OK) {
+        snprintf(field, sizeof field, "%s.jdbcUrl", block);
+        return config_error_at(config, settings->place, field, error, "%s", reason.message);
+    }
+    return STATUS_OK;
+}
+
 struct auth_settings kernel_auth_settings(const struct config *config, const struct module *const *modules)
 {
     struct auth_settings settings = *(const struct auth_settings *)config_section(config, "auth");
@@ -257,13 +277,12 @@ static enum status check_listen(const struct kernel_options *options, const stru
         struct error own = {0};
         if (http_address_check(http->listen.items[i], &own) != STATUS_OK)
             return config_error_at(config, http->listen_place, "http.listen", error, "%s", own.message);
-    }
-    for (size_t i = 0; i < http->listen.count && !options->listen.len; i++)
-        if (!auth->enabled && !is_loopback(http->listen.items[i]))
+        if (!auth->enabled && !options->listen.len && !is_loopback(http->listen.items[i]))
             return config_error_at(
                 config, http->listen_place, "http.listen", error,
-                "auth.enabled is false, which is allowed only on loopback addresses; %.*s is none",
+                "auth.enabled is false, which is allowed only on loopback addresses; %.*s is not one",
                 STR_ARG(http->listen.items[i]));
+    }
     if (options->listen.len && !auth->enabled && !is_loopback(options->listen))
         return error_set(error, STATUS_CONFIG,
                          "--listen: auth.enabled is false, which is allowed only on loopback");
@@ -314,7 +333,7 @@ struct config *kernel_config_load(const struct kernel_options *options, struct b
     return config;
 }
 
-struct config *kernel_config_load_or_say(const struct kernel_options *options)
+struct config *kernel_config_load_or_print(const struct kernel_options *options)
 {
     struct buf problems = {0};
     struct config *config = kernel_config_load(options, &problems);
@@ -336,45 +355,25 @@ void kernel_descriptors_raise(void)
     }
 }
 
-static void bound_connections(struct http_limits *limits, uint64_t reserved)
+struct http_limits kernel_http_limits(const struct kernel_http_settings *http)
 {
-    uint64_t most = UINT32_MAX;
+    struct http_limits limits = http->limits;
+    uint64_t most = UINT32_MAX, reserved = (uint64_t)http->reserved_descriptors;
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
         uint64_t half = limit.rlim_cur / 2;
         most = limit.rlim_cur - (reserved < half ? reserved : half); /* more than half is half */
     }
-    unsigned wanted = limits->connections_max;
-    limits->connections_extra = EXTRA_CONNECTIONS_MAX;
-    if ((uint64_t)wanted + EXTRA_CONNECTIONS_MAX <= most)
-        return;
-    if (limits->connections_extra > most / 8)
-        limits->connections_extra = (unsigned)(most / 8);
-    most -= limits->connections_extra;
-    limits->connections_max = most < wanted ? (unsigned)most : wanted;
-    if (limits->connections_max < wanted)
-        log_info("connections_bounded_by_descriptors", LOG_INT("connections", limits->connections_max),
+    size_t wanted = limits.connections_max;
+    limits.connections_extra = EXTRA_CONNECTIONS_MAX;
+    if (wanted + EXTRA_CONNECTIONS_MAX <= most)
+        return limits;
+    if (limits.connections_extra > most / 8)
+        limits.connections_extra = most / 8;
+    most -= limits.connections_extra;
+    limits.connections_max = most < wanted ? most : wanted;
+    if (limits.connections_max < wanted)
+        log_info("connections_bounded_by_descriptors", LOG_INT("connections", limits.connections_max),
                  LOG_INT("configured", wanted));
-}
-
-struct http_limits kernel_http_limits(const struct kernel_http_settings *http)
-{
-    struct http_limits limits = {
-        .body_bytes_max = (size_t)http->body_bytes_max,
-        .target_bytes_max = (size_t)http->target_bytes_max,
-        .header_bytes_max = (size_t)http->header_bytes_max,
-        .header_count_max = (unsigned)http->header_count_max,
-        .connections_max = (unsigned)http->connections_max,
-        .header_timeout_ms = http->header_timeout_ms,
-        .body_timeout_ms = http->body_timeout_ms,
-        .idle_timeout_ms = http->idle_timeout_ms,
-        .write_timeout_ms = http->write_timeout_ms,
-        .body_rate_min = (size_t)http->body_rate_min,
-        .write_rate_min = (size_t)http->write_rate_min,
-        .bodies_bytes_max = (size_t)http->bodies_bytes_max,
-        .unsent_bytes_max = (size_t)http->unsent_bytes_max,
-        .deadline_ms = http->request_timeout_ms,
-    };
-    bound_connections(&limits, (uint64_t)http->reserved_descriptors);
     return limits;
 }

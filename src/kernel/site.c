@@ -121,14 +121,6 @@ void kernel_site_add_task(struct kernel_site *site, const char *name, task_run_f
         (struct kernel_site_task){kernel_site_task(site, name, run, context), delay_ns};
 }
 
-static bool is_wanted(const struct kernel *kernel, const struct kernel_part *part)
-{
-    bool wanted = !part->roles[0];
-    for (const char *const *role = part->roles; *role; role++)
-        wanted |= kernel_has_role(kernel, *role);
-    return wanted;
-}
-
 static void destroy_parts(struct kernel_site *site)
 {
     for (; site->part_count > 0; site->part_count--) {
@@ -151,7 +143,10 @@ enum status kernel_site_run(struct kernel_site *site, const struct kernel_part *
     error->status = STATUS_OK;
     for (; parts[site->part_count] && error->status == STATUS_OK; site->part_count++) {
         const struct kernel_part *part = parts[site->part_count];
-        site->made[site->part_count] = is_wanted(site->kernel, part) ? part->create(owner, error) : NULL;
+        bool is_wanted = !part->roles[0];
+        for (const char *const *role = part->roles; *role; role++)
+            is_wanted |= kernel_has_role(site->kernel, *role);
+        site->made[site->part_count] = is_wanted ? part->create(owner, error) : NULL;
     }
     if (error->status != STATUS_OK) {
         destroy_parts(site);

@@ -47,7 +47,7 @@ struct kernel_site {
     bool migrates;        /* creates and migrates the schema, or only checks that it is there (C10) */
     atomic_bool is_ready; /* the schema is in place; set once, by kernel_site_prepare() */
     atomic_bool is_running;
-    _Atomic enum { SITE_UNKNOWN, SITE_DOWN, SITE_UP } state; /* as the last look found it */
+    _Atomic enum { SITE_UNKNOWN, SITE_DOWN, SITE_UP } state; /* as the last probe or sweep found it */
     enum status logged;                                      /* why it is down */
 
     /* what runs: the home loop's */
@@ -79,7 +79,7 @@ void kernel_site_deinit(struct kernel_site *site); /* also after a failed init *
 enum status kernel_site_prepare(struct kernel_site *site, struct db_pool *pool,
                                 const struct kernel_schema *schemas, int64_t deadline_ns,
                                 struct error *error) MUST_CHECK;
-/* What a look at PostgreSQL found; one thread at a time. Logged when it begins, and when it is over. */
+/* What a probe or sweep of PostgreSQL found; one thread at a time. Logged when it begins, and when it is over. */
 void kernel_site_report(struct kernel_site *site, enum status status, const struct error *error);
 
 /* Home loop. The site starts, stops and destroys them. */

@@ -1,6 +1,6 @@
-/* The store's life. A task looks at PostgreSQL: until the schema is in place (put there by this process, or by others where
+/* The store's life. A task probes PostgreSQL: until the schema is in place (put there by this process, or by others where
  * migrations are not ours), then whether it answers, so that a process without requests knows when it went and when it is
- * back. When the schema is in place the bus is opened and the site runs: modules subscribe and are called, hydration is open,
+ * back. When the schema is in place the bus is opened and the site runs: modules subscribe, hydration is open,
  * outbox engines start. Its end is a site's; modules stop while the bus still works, after lookups of hydration have ended, so
  * that no thread of a module waits for one. */
 #include <stdio.h>
@@ -12,15 +12,14 @@
 #include "bus/bus_postgres.h"
 #include "hydration/hydration.h"
 #include "kernel/kernel_inside.h"
-#include "kernel/retention.h"
 #include "outbox/outbox.h"
 
 enum {
     OWN_THREADS = 12, /* beside handlers of events: four outboxes with two tasks each, retention, upkeep */
     GRACE_MS = 3000,
     CLEANUP_MS = 5000, /* of hydration */
-    LOOK_MS = 1000,
-    LOOK_TIMEOUT_MS = 3000,
+    PROBE_MS = 1000,
+    PROBE_TIMEOUT_MS = 3000,
     MIGRATE_TIMEOUT_MS = 120000,
 };
 
@@ -51,35 +50,18 @@ bool kernel_store_find(struct config *config, const struct module *const *module
 enum status kernel_store_check(const struct config *config, struct error *error)
 {
     const struct kernel_postgres *own = config_section(config, "postgres");
-    const struct db_target target = kernel_postgres_target(own);
-    struct error reason = {0};
-    if (own->password_env.len && !getenv(own->password_env.ptr))
-        return config_error_at(config, own->password_place, "postgres.passwordFromEnv", error,
-                               "the environment variable %s is not set", own->password_env.ptr);
     if (!own->url.len && (own->username.len || own->password_env.len))
         return config_error_at(config, own->username.len ? own->username_place : own->password_place,
                                "postgres.jdbcUrl", error,
                                "is missing: username or passwordFromEnv is set, but not the server");
-    if (own->url.len && db_target_check(&target, &reason) != STATUS_OK)
-        return config_error_at(config, own->place, "postgres.jdbcUrl", error, "%s", reason.message);
-    return STATUS_OK;
+    return kernel_postgres_check(config, own, "postgres", error);
 }
 
 /* ---- what modules use ---- */
 
-struct loop *kernel_store_loop(struct kernel *kernel)
+struct kernel_site *kernel_store(struct kernel *kernel)
 {
-    return kernel->store->site.home;
-}
-
-struct db_pool *kernel_store_pool(struct kernel *kernel)
-{
-    return kernel->store->site.pool;
-}
-
-struct worker_pool *kernel_store_workers(struct kernel *kernel)
-{
-    return kernel->store->site.workers;
+    return &kernel->store->site;
 }
 
 static bool is_ready(const struct kernel *kernel)
@@ -132,21 +114,21 @@ void kernel_store_task(struct kernel *kernel, const char *name, task_run_fn *run
     kernel_site_add_task(&kernel->store->site, name, run, context, TASK_NOW);
 }
 
-/* ---- the look, on a thread and a connection of its own: a busy database must not look like a dead one ---- */
+/* ---- the probe, on a thread and a connection of its own: a busy database must not look like a dead one ---- */
 
 static const struct db_statement answer_sql = DB_STATEMENT("select 1");
 
-static int64_t store_look(struct task *task, void *context)
+static int64_t store_probe(struct task *task, void *context)
 {
     struct kernel_store *store = context;
-    struct error *error = &store->look_error;
+    struct error *error = &store->probe_error;
     *error = (struct error){0};
     if (atomic_load(&store->site.is_ready)) {
-        int64_t deadline_ns = clock_deadline_ms(LOOK_TIMEOUT_MS);
+        int64_t deadline_ns = clock_deadline_ms(PROBE_TIMEOUT_MS);
         struct db_conn *conn = NULL;
-        store->look_status = db_acquire(store->look_pool, deadline_ns, &conn, error);
+        store->probe_status = db_acquire(store->probe_pool, deadline_ns, &conn, error);
         if (conn)
-            store->look_status = db_exec(conn, &answer_sql, NULL, deadline_ns, NULL, error);
+            store->probe_status = db_exec(conn, &answer_sql, NULL, deadline_ns, NULL, error);
         db_release(conn);
     } else { /* the schemas of all modules, whichever roles run here: any other process finds what it needs */
         struct kernel_schema schemas[KERNEL_MODULES_MAX + 1] = {{.module = NULL}};
@@ -154,10 +136,10 @@ static int64_t store_look(struct task *task, void *context)
         for (const struct module *const *at = store->kernel->options.modules; *at; at++)
             if ((*at)->keeps_store && (*at)->migrations)
                 schemas[count++] = (struct kernel_schema){(*at)->name, (*at)->migrations};
-        store->look_status = kernel_site_prepare(&store->site, store->look_pool, schemas,
-                                                 clock_deadline_ms(MIGRATE_TIMEOUT_MS), error);
+        store->probe_status = kernel_site_prepare(&store->site, store->probe_pool, schemas,
+                                                  clock_deadline_ms(MIGRATE_TIMEOUT_MS), error);
     }
-    return store->look_status == STATUS_OK ? TASK_MS(LOOK_MS) : task_retry(task);
+    return store->probe_status == STATUS_OK ? TASK_MS(PROBE_MS) : task_retry(task);
 }
 
 /* ---- hydration: one engine, for every module that looks entities up or owns them ----
@@ -212,18 +194,6 @@ static void warn_of(const struct kernel_store *store, struct str type)
     log_warn("hydration_type_without_owner", LOG_STR("entity_type", type), LOG_CSTR("advice", advice));
 }
 
-static void warn_of_types(const struct kernel_store *store)
-{
-    const struct hydration_settings *settings = settings_of(store);
-    if (!settings)
-        return;
-    for (size_t i = 0; i < store->consumed_count; i++)
-        warn_of(store, str_from(store->consumed[i]));
-    for (size_t i = 0; i < settings->required.count && store->consumes; i++)
-        if (!is_consumed(store, settings->required.items[i]))
-            warn_of(store, settings->required.items[i]);
-}
-
 static void *open_hydration(void *owner, struct error *error)
 {
     struct kernel_store *store = owner;
@@ -234,24 +204,17 @@ static void *open_hydration(void *owner, struct error *error)
     return store;
 }
 
-/* Rows expire all the time: their deletion is not logged. */
-static void say_nothing(void *context, int64_t count)
-{
-    (void)context;
-    (void)count;
-}
-
 static void start_hydration(void *part)
 {
     struct kernel_store *store = part;
     const struct hydration_settings *settings = settings_of(store);
     const struct retention_rule rules[] = {
         {"hydration.absences", hydration_absences_cleanup_sql, settings->negative_rows_max, CLEANUP_MS,
-         say_nothing, NULL, NULL, NULL},
-        {"hydration.copies", hydration_copies_cleanup_sql, settings->copy_rows_max, CLEANUP_MS, say_nothing,
-         NULL, NULL, NULL},
+         .is_quiet = true},
+        {"hydration.copies", hydration_copies_cleanup_sql, settings->copy_rows_max, CLEANUP_MS,
+         .is_quiet = true},
         {"hydration.flights", hydration_flights_cleanup_sql, settings->flight_rows_max, CLEANUP_MS,
-         say_nothing, NULL, NULL, NULL},
+         .is_quiet = true},
     };
     for (size_t i = 0; store->consumes && i < sizeof rules / sizeof *rules; i++)
         kernel_retention_add(store->kernel, &rules[i]);
@@ -285,27 +248,27 @@ static const struct kernel_part modules_part = {.create = subscribe_modules, .st
 static const struct kernel_part *const store_parts[] = {&modules_part, &hydration_part, NULL};
 
 /* On the home loop. */
-static void store_looked(void *context)
+static void store_probed(void *context)
 {
     struct kernel_store *store = context;
     struct kernel_site *site = &store->site;
-    if (store->look_status == STATUS_OK && !atomic_load(&site->is_running)) {
-        store->look_status = kernel_events_open(store, &store->look_error);
-        if (store->look_status == STATUS_OK)
-            store->look_status = kernel_site_run(site, store_parts, store, &store->look_error);
-        if (store->look_status == STATUS_OK)
+    if (store->probe_status == STATUS_OK && !atomic_load(&site->is_running)) {
+        store->probe_status = kernel_events_open(store, &store->probe_error);
+        if (store->probe_status == STATUS_OK)
+            store->probe_status = kernel_site_run(site, store_parts, store, &store->probe_error);
+        if (store->probe_status == STATUS_OK)
             log_info("store_ready", LOG_CSTR("address", db_pool_address(site->pool)));
         else
-            (void)!error_context(&store->look_error, "bus of events");
+            (void)!error_context(&store->probe_error, "bus of events");
     }
-    kernel_site_report(site, store->look_status, &store->look_error);
+    kernel_site_report(site, store->probe_status, &store->probe_error);
 }
 
 /* ---- life ---- */
 
 enum status kernel_store_create(struct kernel *kernel, struct error *error)
 {
-    struct db_target target, look;
+    struct db_target target, probe;
     bool kept = false, used = false;
     for (const struct module *const *at = kernel->options.modules; *at; at++) {
         bool wanted = kernel_wants_module(kernel, *at);
@@ -325,19 +288,20 @@ enum status kernel_store_create(struct kernel *kernel, struct error *error)
     store->kernel = kernel;
     enum status status = kernel_site_init(&store->site, kernel, &target, error);
     store->site.is_store = true;
-    store->site.workers = worker_pool_create("store", kernel_events_handlers(kernel) + OWN_THREADS, SIZE_MAX);
-    store->looker = worker_pool_create("store-look", 1, 1);
-    store->look = task_create(&(struct task_config){.name = "store-look",
-                                                    .loop = store->site.home,
-                                                    .pool = store->looker,
-                                                    .run = store_look,
-                                                    .finish = store_looked,
-                                                    .context = store});
-    look = store->site.target;
-    look.name = "store-look";
-    look.connections_max = 1;
+    store->site.workers =
+        worker_pool_create("store", (unsigned)kernel_bus(kernel)->handlers + OWN_THREADS, SIZE_MAX);
+    store->prober = worker_pool_create("store-probe", 1, 1);
+    store->probe = task_create(&(struct task_config){.name = "store-probe",
+                                                     .loop = store->site.home,
+                                                     .pool = store->prober,
+                                                     .run = store_probe,
+                                                     .finish = store_probed,
+                                                     .context = store});
+    probe = store->site.target;
+    probe.name = "store-probe";
+    probe.connections_max = 1;
     if (status == STATUS_OK)
-        status = db_pool_create(&look, &store->look_pool, error);
+        status = db_pool_create(&probe, &store->probe_pool, error);
     if (status != STATUS_OK)
         return error_context(error, "postgres");
     if (settings_of(store)) /* NULL: a program without that module */
@@ -353,10 +317,16 @@ enum status kernel_store_create(struct kernel *kernel, struct error *error)
 
 void kernel_store_start(struct kernel *kernel)
 {
-    if (!kernel->store)
+    struct kernel_store *store = kernel->store;
+    if (!store)
         return;
-    warn_of_types(kernel->store);
-    task_start(kernel->store->look, TASK_NOW);
+    const struct hydration_settings *settings = settings_of(store);
+    for (size_t i = 0; settings && i < store->consumed_count; i++)
+        warn_of(store, str_from(store->consumed[i]));
+    for (size_t i = 0; settings && i < settings->required.count && store->consumes; i++)
+        if (!is_consumed(store, settings->required.items[i]))
+            warn_of(store, settings->required.items[i]);
+    task_start(store->probe, TASK_NOW);
 }
 
 /* ---- the end ---- */
@@ -367,9 +337,9 @@ void kernel_store_begin_stop(struct kernel *kernel)
     if (!store)
         return;
     int64_t left_ms = (kernel->stop_deadline_ns - clock_mono_ns()) / CLOCK_NS_PER_MS;
-    if (store->look_pool)
-        db_pool_interrupt(store->look_pool);
-    (void)!task_stop(store->look, TASK_FOREVER); /* no retention is added any more */
+    if (store->probe_pool)
+        db_pool_interrupt(store->probe_pool);
+    (void)!task_stop(store->probe, TASK_FOREVER); /* no retention is added any more */
     kernel_site_stop_begin(&store->site, left_ms < GRACE_MS ? left_ms : GRACE_MS);
     if (store->hydration)
         hydration_stop(store->hydration);
@@ -381,7 +351,7 @@ void kernel_store_finish_stop(struct kernel *kernel)
     if (!kernel->store)
         return;
     kernel_site_stop(&kernel->store->site);
-    worker_pool_stop(kernel->store->looker);
+    worker_pool_stop(kernel->store->prober);
 }
 
 void kernel_store_destroy(struct kernel *kernel)
@@ -391,9 +361,9 @@ void kernel_store_destroy(struct kernel *kernel)
         return;
     hydration_destroy(store->hydration);
     kernel_site_close(&store->site);
-    task_destroy(store->look);
-    worker_pool_destroy(store->looker);
-    db_pool_destroy(store->look_pool);
+    task_destroy(store->probe);
+    worker_pool_destroy(store->prober);
+    db_pool_destroy(store->probe_pool);
     kernel_site_deinit(&store->site);
     free(store);
     kernel->store = NULL;
@@ -414,8 +384,8 @@ void kernel_store_health(const struct kernel *kernel, struct health *health)
     if (kernel_bus(kernel)->events == KERNEL_NATS)
         health_component(health, "nats", STR("events"), kernel_events_are_up(kernel),
                          ready ? STR_NONE : STR("waiting for PostgreSQL"));
-    if (atomic_load(&store->site.state) == SITE_UNKNOWN) /* the first look is under way */
-        health_starting(health);
+    if (atomic_load(&store->site.state) == SITE_UNKNOWN) /* the first probe is under way */
+        health->starting = true;
 }
 
 void kernel_store_role_health(const struct kernel *kernel, const struct module *module, struct health *health)

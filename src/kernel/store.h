@@ -12,17 +12,14 @@
 
 #include "bus/bus.h"
 #include "kernel/kernel.h"
-#include "loop/task.h"
+#include "kernel/site.h"
 
-struct outbox;
-struct outbox_batch;
-struct outbox_settings;
+struct idempotency_table;
 
 /* ---- for modules: valid from start() to destroy() of a module with keeps_store ---- */
-struct loop *kernel_store_loop(struct kernel *kernel); /* the home loop: timers, notices */
-struct db_pool *kernel_store_pool(struct kernel *kernel);
-/* For what the modules do in the background: publishing, delivering, retention, handlers of events. Not for requests. */
-struct worker_pool *kernel_store_workers(struct kernel *kernel);
+/* Its home loop is for timers and notices; its workers for the background: publishing, delivering, retention, handlers of
+ * events, not for requests. */
+struct kernel_site *kernel_store(struct kernel *kernel);
 /* UNAVAILABLE until it is ready. */
 enum status kernel_store_require(const struct kernel *kernel, struct error *error) MUST_CHECK;
 /* On a worker: that check, and one statement on a connection of the pool. *rows is NULL after a failure. */
@@ -42,6 +39,28 @@ struct outbox *kernel_outbox_create(struct kernel *kernel, const struct outbox_t
 /* In start(): a task on the store's loop and workers. It starts with the bus and has stopped before destroy(); its statements are
  * interrupted when the process stops. */
 void kernel_store_task(struct kernel *kernel, const char *name, task_run_fn *run, void *context);
+
+/* ---- retention: old rows are deleted in small batches, at intervals, by any number of processes side by side ----
+ * A rule is one table's. Its statement deletes at most $2 rows that are older than $1 milliseconds (by the database's clock)
+ * and skips what is locked; it is run until it finds fewer, then not before the interval is over. It runs on the store's
+ * workers, holds none of them between batches, and ends when the process stops. What it deleted is counted and logged. */
+struct retention_rule {
+    const char *
+        name; /* "notification.processed_events": label of freshet_retention_deleted_total and of the log line */
+    const char *
+        sql; /* "delete from … where ctid = any(array(select ctid … limit $2 for update skip locked))": bigint, int */
+    int64_t keep_ms, interval_ms; /* keep_ms: $1 */
+    bool is_quiet;                /* rows expire all the time: their deletion is not logged */
+    /* On a worker, once an interval, before deleting: finds what should not be there. NULL = nothing. */
+    void (*inspect)(void *context, struct db_conn *conn, int64_t deadline_ns);
+    void *context;
+};
+/* In start(). The rule is copied; its texts and context stay until the module's destroy(). First run within a
+ * minute at most (jitter), so that a process that is restarted often still cleans up. */
+void kernel_retention_add(struct kernel *kernel, const struct retention_rule *rule);
+/* The rule of a module's stored answers by Idempotency-Key (I6): those that expired are deleted. The table stays as long. */
+void kernel_retention_add_keys(struct kernel *kernel, const struct idempotency_table *table,
+                               int64_t interval_ms);
 
 /* ---- hydration (hydration/hydration.h), from start() to destroy() ---- */
 struct hydration;

@@ -6,7 +6,7 @@
 #include "auth/digest.h"
 #include "base/memory.h"
 #include "fetch/fetch.h"
-#include "kernel/retention.h"
+#include "kernel/store.h"
 #include "modules/chat/rooms.h"
 
 enum { PARTITIONS = 4, BODY_BYTES_MAX = 1024 * 1024, POST_MS = 28000 };

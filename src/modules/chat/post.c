@@ -88,7 +88,7 @@ static void commit_message(struct http_request *request, const struct posting *p
     /* The key's scope includes the session: the route's pattern is the same for all sessions. */
     struct str owner = arena_printf(request->arena, "%s/%s", caller->user.ptr, caller->session.ptr);
     FAILPOINT("chat.before_commit");
-    idempotency_run(&(struct idempotency_call){.pool = kernel_store_pool(chat->kernel),
+    idempotency_run(&(struct idempotency_call){.pool = kernel_store(chat->kernel)->pool,
                                                .table = &chat->keys,
                                                .request = request,
                                                .tenant = caller->tenant,

@@ -57,7 +57,7 @@ static bool write_log(struct chat *chat, struct outbox_batch *batch)
         if (is_event(&batch->events[i]))
             db_array_put(&ids, batch->events[i].id);
     enum status status =
-        db_pool_exec(kernel_store_pool(chat->kernel), &log_sql, DB_PARAMS(db_text_array(db_array_end(&ids))),
+        db_pool_exec(kernel_store(chat->kernel)->pool, &log_sql, DB_PARAMS(db_text_array(db_array_end(&ids))),
                      clock_deadline_ms(LOG_MS), NULL, &error);
     buf_deinit(&ids);
     for (size_t i = 0; i < batch->count && status != STATUS_OK; i++)

@@ -174,7 +174,7 @@ static void room_catch_up(struct chat_room *room)
     room->job = (struct worker_job){.loop = room->rooms->home, .run = run_room_read, .done = on_room_read};
     room->refs++;
     room->state = ROOM_READING;
-    if (worker_pool_submit(kernel_store_workers(room->rooms->chat->kernel), &room->job))
+    if (worker_pool_submit(kernel_store(room->rooms->chat->kernel)->workers, &room->job))
         return;
     room_close(room); /* the process is stopping */
     room_unref(room);
@@ -425,7 +425,7 @@ struct chat_rooms *chat_rooms_create(struct chat *chat)
 {
     struct chat_rooms *rooms = memory_zalloc(sizeof *rooms);
     rooms->chat = chat;
-    rooms->home = kernel_store_loop(chat->kernel);
+    rooms->home = kernel_store(chat->kernel)->home;
     return rooms;
 }
 

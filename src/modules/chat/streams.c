@@ -176,7 +176,7 @@ void chat_get_stream(struct http_request *request)
     follower->key = chat_key_copy(&key, &follower->arena);
     int64_t deadline_ns = loop_now_ns(request->loop) + OPEN_MS * CLOCK_NS_PER_MS;
     if (http_request_park(request, deadline_ns, on_open_timeout, NULL, &follower->ref))
-        loop_post(kernel_store_loop(chat->kernel), &follower->message);
+        loop_post(kernel_store(chat->kernel)->home, &follower->message);
     else
         follower_destroy(follower);
 }

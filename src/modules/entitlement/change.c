@@ -146,7 +146,7 @@ static bool answer_once(struct http_request *request, const struct auth_identity
 {
     struct entitlement *entitlement = request->context;
     struct idempotency_outcome outcome;
-    idempotency_run(&(struct idempotency_call){.pool = kernel_store_pool(entitlement->kernel),
+    idempotency_run(&(struct idempotency_call){.pool = kernel_store(entitlement->kernel)->pool,
                                                .table = &entitlement->keys,
                                                .request = request,
                                                .tenant = who->tenant,

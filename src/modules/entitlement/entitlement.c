@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "kernel/retention.h"
+#include "kernel/store.h"
 
 enum {
     PARTITIONS = 4,
@@ -152,7 +152,7 @@ static enum status call_audit(struct entitlement *entitlement, const struct db_s
 {
     struct db_result *rows;
     enum status status =
-        db_pool_query(kernel_store_pool(entitlement->kernel), statement, DB_PARAMS(db_int(months)),
+        db_pool_query(kernel_store(entitlement->kernel)->pool, statement, DB_PARAMS(db_int(months)),
                       clock_deadline_ms(STATEMENT_MS), &rows, error);
     *count = status == STATUS_OK ? db_result_i64(rows, 0, 0) : 0;
     db_result_free(rows);

@@ -15,7 +15,6 @@
 #include "bus/bus.h"
 #include "hydration/hydration.h"
 #include "idempotency/idempotency.h"
-#include "kernel/retention.h"
 #include "kernel/store.h"
 #include "outbox/messages.h"
 
@@ -163,7 +162,7 @@ static void create_item(struct http_request *request, const struct str *texts, s
                   db_text(texts[SKU]), db_text(texts[TITLE]), db_text(attributes.ptr ? attributes : STR("")),
                   db_text(trace_text(&request->trace, request->arena)));
     FAILPOINT("intake.before_commit");
-    idempotency_run(&(struct idempotency_call){.pool = kernel_store_pool(intake->kernel),
+    idempotency_run(&(struct idempotency_call){.pool = kernel_store(intake->kernel)->pool,
                                                .table = &intake->keys,
                                                .request = request,
                                                .tenant = identity->tenant,

@@ -284,7 +284,7 @@ static int64_t measure_dead_step(struct task *task, void *context)
     struct error error = {0};
 
     (void)task;
-    enum status status = db_pool_query(kernel_store_pool(notification->kernel), &dead_sql, DB_NO_PARAMS,
+    enum status status = db_pool_query(kernel_store(notification->kernel)->pool, &dead_sql, DB_NO_PARAMS,
                                        clock_deadline_ms(MEASURE_QUERY_MS), &rows, &error);
     for (unsigned i = 0; i < 3 && status == STATUS_OK; i++)
         metric_set(metric_series_get(&notification_dead_family, &kinds[i]),

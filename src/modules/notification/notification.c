@@ -6,7 +6,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "fetch/fetch.h"
-#include "kernel/retention.h"
+#include "kernel/store.h"
 
 /* ---- settings: the seed's names ---- */
 

@@ -55,7 +55,7 @@ static enum status open_postgres(struct refdata_database *database, struct bus *
 enum status refdata_buses_open_kafka(const struct refdata *refdata, const struct bus_kafka_config *own,
                                      struct bus **bus, struct error *error)
 {
-    const struct kernel_kafka *kafka = kernel_kafka(refdata->kernel);
+    const struct kernel_kafka *kafka = kernel_section(refdata->kernel, "kafka");
     struct bus_kafka_config config = *own;
     struct str brokers = STR("");
     struct arena arena = ARENA(1024);
@@ -80,7 +80,7 @@ enum status refdata_buses_open_kafka(const struct refdata *refdata, const struct
 static enum status open_redis(struct refdata_database *database, struct bus **bus, struct error *error)
 {
     const struct refdata *refdata = database->refdata;
-    const struct kernel_redis *redis = kernel_redis(refdata->kernel);
+    const struct kernel_redis *redis = kernel_section(refdata->kernel, "redis");
     const struct refdata_redis_settings *settings = &refdata->first->redis;
     const struct setting_strings *nodes = refdata_settings_redis_nodes(refdata->first, redis);
     const struct bus_topic topic = {.name = REFDATA_INVALIDATIONS,

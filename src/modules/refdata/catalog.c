@@ -70,20 +70,14 @@ enum status refdata_catalog_check(const struct config *config, const struct refd
         return config_error_at(config, (struct setting_place){1, 1}, "refdata.postgres", error,
                                "is missing, and so is postgres.jdbcUrl: no database is named");
     for (size_t i = 0; i < settings->postgres.count; i++) {
-        const struct db_target target = kernel_postgres_target(&blocks[i]);
-        struct error reason = {0};
         for (size_t j = 0; j < i; j++)
             if (str_eq(blocks[i].name, blocks[j].name))
                 return config_error_at(config, settings->postgres.places[i], "refdata.postgres", error,
                                        "two postgres blocks are called \"%.*s\": give each a name of its own",
                                        STR_ARG(blocks[i].name));
-        if (blocks[i].password_env.len && !getenv(blocks[i].password_env.ptr))
-            return config_error_at(config, blocks[i].password_place, "refdata.postgres.passwordFromEnv",
-                                   error, "the environment variable %s is not set",
-                                   blocks[i].password_env.ptr);
-        if (db_target_check(&target, &reason) != STATUS_OK)
-            return config_error_at(config, blocks[i].place, "refdata.postgres.jdbcUrl", error, "%s",
-                                   reason.message);
+        status = kernel_postgres_check(config, &blocks[i], "refdata.postgres", error);
+        if (status != STATUS_OK)
+            return status;
     }
     for (size_t i = 0; status == STATUS_OK && i < settings->dictionaries.count; i++)
         status = check_dictionary(config, settings, i, error);

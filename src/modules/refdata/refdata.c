@@ -278,7 +278,7 @@ static void health(void *state, struct health *health)
         health_role(health, "query", is_up,
                     is_up ? STR_NONE : STR("waiting for PostgreSQL or for preloaded dictionaries"));
     if (refdata_has_role(refdata, "query") && !is_up)
-        health_starting(health);
+        health->starting = true;
     put_role(refdata, catalog, "command", REFDATA_NEEDS_NO_BUS, health);
     put_role(refdata, catalog, "apply", REFDATA_NEEDS_COMMANDS, health);
     put_role(refdata, catalog, "relay", REFDATA_NEEDS_INVALIDATIONS, health);
