@@ -194,37 +194,9 @@ static void warn_of(const struct kernel_store *store, struct str type)
     log_warn("hydration_type_without_owner", LOG_STR("entity_type", type), LOG_CSTR("advice", advice));
 }
 
-static void *open_hydration(void *owner, struct error *error)
-{
-    struct kernel_store *store = owner;
-    if (!store->hydration)
-        return NULL;
-    if (hydration_open(store->hydration, store->site.buses[0], store->consumes, error) != STATUS_OK)
-        (void)!error_context(error, "hydration");
-    return store;
-}
+/* ---- the one part of it: modules and hydration read the bus of events ---- */
 
-static void start_hydration(void *part)
-{
-    struct kernel_store *store = part;
-    const struct hydration_settings *settings = settings_of(store);
-    const struct retention_rule rules[] = {
-        {"hydration.absences", hydration_absences_cleanup_sql, settings->negative_rows_max, CLEANUP_MS,
-         .is_quiet = true},
-        {"hydration.copies", hydration_copies_cleanup_sql, settings->copy_rows_max, CLEANUP_MS,
-         .is_quiet = true},
-        {"hydration.flights", hydration_flights_cleanup_sql, settings->flight_rows_max, CLEANUP_MS,
-         .is_quiet = true},
-    };
-    for (size_t i = 0; store->consumes && i < sizeof rules / sizeof *rules; i++)
-        kernel_retention_add(store->kernel, &rules[i]);
-}
-
-static const struct kernel_part hydration_part = {.create = open_hydration, .start = start_hydration};
-
-/* ---- modules, as a part of it ---- */
-
-static void *subscribe_modules(void *owner, struct error *error)
+static void *subscribe(void *owner, struct error *error)
 {
     struct kernel_store *store = owner;
     for (size_t i = 0; i < store->kernel->module_count; i++) {
@@ -235,17 +207,20 @@ static void *subscribe_modules(void *owner, struct error *error)
             return NULL;
         }
     }
+    if (store->hydration &&
+        hydration_open(store->hydration, store->site.buses[0], store->consumes, error) != STATUS_OK)
+        (void)!error_context(error, "hydration");
     return store;
 }
 
-static void start_modules(void *part)
+static void hand_out_events(void *part)
 {
     struct kernel_store *store = part;
     atomic_store(&store->events, store->site.buses[0]);
 }
 
-static const struct kernel_part modules_part = {.create = subscribe_modules, .start = start_modules};
-static const struct kernel_part *const store_parts[] = {&modules_part, &hydration_part, NULL};
+static const struct kernel_part events_part = {.create = subscribe, .start = hand_out_events};
+static const struct kernel_part *const store_parts[] = {&events_part, NULL};
 
 /* On the home loop. */
 static void store_probed(void *context)
@@ -315,18 +290,35 @@ enum status kernel_store_create(struct kernel *kernel, struct error *error)
     return STATUS_OK;
 }
 
-void kernel_store_start(struct kernel *kernel)
+/* Where a module looks entities up: rows are cleaned up, and a type without an owner is logged. */
+static void prepare_hydration(const struct kernel_store *store)
 {
-    struct kernel_store *store = kernel->store;
-    if (!store)
-        return;
     const struct hydration_settings *settings = settings_of(store);
-    for (size_t i = 0; settings && i < store->consumed_count; i++)
+    if (!settings || !store->consumes)
+        return;
+    const struct retention_rule rules[] = {
+        {"hydration.absences", hydration_absences_cleanup_sql, settings->negative_rows_max, CLEANUP_MS,
+         .is_quiet = true},
+        {"hydration.copies", hydration_copies_cleanup_sql, settings->copy_rows_max, CLEANUP_MS,
+         .is_quiet = true},
+        {"hydration.flights", hydration_flights_cleanup_sql, settings->flight_rows_max, CLEANUP_MS,
+         .is_quiet = true},
+    };
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
+        kernel_retention_add(store->kernel, &rules[i]);
+    for (size_t i = 0; i < store->consumed_count; i++)
         warn_of(store, str_from(store->consumed[i]));
-    for (size_t i = 0; settings && i < settings->required.count && store->consumes; i++)
+    for (size_t i = 0; i < settings->required.count; i++)
         if (!is_consumed(store, settings->required.items[i]))
             warn_of(store, settings->required.items[i]);
-    task_start(store->probe, TASK_NOW);
+}
+
+void kernel_store_start(struct kernel *kernel)
+{
+    if (!kernel->store)
+        return;
+    prepare_hydration(kernel->store);
+    task_start(kernel->store->probe, TASK_NOW);
 }
 
 /* ---- the end ---- */
@@ -339,7 +331,7 @@ void kernel_store_begin_stop(struct kernel *kernel)
     int64_t left_ms = (kernel->stop_deadline_ns - clock_mono_ns()) / CLOCK_NS_PER_MS;
     if (store->probe_pool)
         db_pool_interrupt(store->probe_pool);
-    (void)!task_stop(store->probe, TASK_FOREVER); /* no retention is added any more */
+    (void)!task_stop(store->probe, TASK_FOREVER); /* the site does not begin to run any more */
     kernel_site_stop_begin(&store->site, left_ms < GRACE_MS ? left_ms : GRACE_MS);
     if (store->hydration)
         hydration_stop(store->hydration);
