@@ -34,13 +34,13 @@ static void check_items(const struct refdata_update *update, struct arena *arena
     size_t count = 0;
     refdata_items_begin(&items, update, arena);
     for (; refdata_items_next(&items, &item); count++) {
-        check(item.key.len > 0 && item.key.len <= limits.key_bytes_max && str_is_utf8(item.key));
+        check(item.key.len > 0 && item.key.len <= (size_t)limits.key_bytes_max && str_is_utf8(item.key));
         check(!memchr(item.key.ptr, '\0', item.key.len));
         check(item.is_delete ? update->has_delete && item.payload.len == 0
                              : update->has_upsert && item.payload.len > 0);
-        check(item.payload.len <= limits.payload_bytes_max && !json_has_nul_escape(item.payload));
+        check(item.payload.len <= (size_t)limits.payload_bytes_max && !json_has_nul_escape(item.payload));
     }
-    check(count == update->item_count && count <= limits.items_max);
+    check(count == update->item_count && count <= (size_t)limits.items_max);
 }
 
 static void check_update(const struct refdata_update *update, struct arena *arena)
