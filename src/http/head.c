@@ -169,16 +169,28 @@ static bool connection_has(const struct http_parser *parser, const char *data, s
     return false;
 }
 
-static enum status read_fields(const struct http_parser *parser, const char *data, struct http_head *head,
-                               struct error *error)
+enum status http_head_read(const struct http_parser *parser, const char *data, struct http_head *head,
+                           struct error *error)
 {
+    struct str method = str_of(data + parser->method_at, parser->method_len);
+
+    *head = (struct http_head){0};
+    while (head->method < HTTP_METHODS && (method.ptr[0] != method_names[head->method][0] ||
+                                           !str_eq(method, str_from(method_names[head->method]))))
+        head->method++;
+    /* An unknown method is 405 or 404, by its path. CONNECT is the exception: what follows its head need not be a request. */
+    if (head->method == HTTP_METHOD_OTHER && str_eq(method, STR("CONNECT")))
+        return error_set(error, STATUS_NOT_IMPLEMENTED, "this method is not supported");
+    enum status status = read_target(str_of(data + parser->target_at, parser->target_len), head, error);
+    if (status != STATUS_OK)
+        return status;
     if (is_repeated(parser, HTTP_FIELD_HOST))
         return refuse_field(error, "Host", "there is more than one Host");
     if (!has_field(parser, HTTP_FIELD_HOST) && parser->minor_version > 0)
         return refuse_field(error, "Host", "Host is required in HTTP/1.1");
     if (has_field(parser, HTTP_FIELD_HOST) && !is_authority(value_of(parser, data, HTTP_FIELD_HOST)))
         return refuse_field(error, "Host", "Host is not a valid host and port");
-    enum status status = read_framing(parser, data, head, error);
+    status = read_framing(parser, data, head, error);
     if (status != STATUS_OK)
         return status;
     /* An expectation in HTTP/1.0 is ignored, as RFC 9110 asks. */
@@ -194,20 +206,4 @@ static enum status read_fields(const struct http_parser *parser, const char *dat
         head->keep_alive = !connection_has(parser, data, STR("close")) &&
                            (head->keep_alive || connection_has(parser, data, STR("keep-alive")));
     return STATUS_OK;
-}
-
-enum status http_head_read(const struct http_parser *parser, const char *data, struct http_head *head,
-                           struct error *error)
-{
-    struct str method = str_of(data + parser->method_at, parser->method_len);
-
-    *head = (struct http_head){0};
-    while (head->method < HTTP_METHODS && (method.ptr[0] != method_names[head->method][0] ||
-                                           !str_eq(method, str_from(method_names[head->method]))))
-        head->method++;
-    /* An unknown method is 405 or 404, by its path. CONNECT is the exception: what follows its head need not be a request. */
-    if (head->method == HTTP_METHOD_OTHER && str_eq(method, STR("CONNECT")))
-        return error_set(error, STATUS_NOT_IMPLEMENTED, "this method is not supported");
-    enum status status = read_target(str_of(data + parser->target_at, parser->target_len), head, error);
-    return status == STATUS_OK ? read_fields(parser, data, head, error) : status;
 }

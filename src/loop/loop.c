@@ -79,18 +79,6 @@ static bool has_messages(const struct loop *loop)
     return loop->inbox.taken || atomic_load(&loop->inbox.newest);
 }
 
-static void take_messages(struct loop_inbox *inbox)
-{
-    atomic_store(&inbox->woken, false);
-    struct loop_message *newest = atomic_exchange(&inbox->newest, NULL);
-    while (newest) {
-        struct loop_message *next = newest->next;
-        newest->next = inbox->taken;
-        inbox->taken = newest;
-        newest = next;
-    }
-}
-
 /* ---- the end of a tick ---- */
 
 void loop_at_tick_end(struct loop *loop, struct loop_tick *tick, loop_tick_fn *on_tick_end)
@@ -162,8 +150,16 @@ static void run_io(struct loop *loop)
 static void run_inbox(struct loop *loop)
 {
     struct loop_inbox *inbox = &loop->inbox;
-    if (!inbox->taken && atomic_load_explicit(&inbox->woken, memory_order_relaxed))
-        take_messages(inbox);
+    struct loop_message *newest = NULL, *next;
+    if (!inbox->taken && atomic_load_explicit(&inbox->woken, memory_order_relaxed)) {
+        atomic_store(&inbox->woken, false);
+        newest = atomic_exchange(&inbox->newest, NULL);
+    }
+    for (; newest; newest = next) {
+        next = newest->next;
+        newest->next = inbox->taken;
+        inbox->taken = newest;
+    }
     for (unsigned i = 0; i < LOOP_MESSAGES_PER_TICK && inbox->taken; i++) {
         struct loop_message *message = inbox->taken;
         inbox->taken = message->next;
