@@ -155,31 +155,9 @@ static void create_topics(struct kafka *kafka, rd_kafka_t *rk)
 
 /* ---- look ---- */
 
-/* A broker may have created it again with its own default: it is used as long as it has our partitions. Dead letters have no
- * order, and their reader may have created the topic first. */
-static void set_found(struct kafka *kafka, struct bus_topic_state *topic, int partitions)
-{
-    struct kafka_topic *there = topic_of(kafka, topic);
-    int ours = (int)topic->spec.partitions;
-
-    pthread_mutex_lock(&kafka->lock);
-    bool is_usable =
-        partitions == ours || ours == 0 || !topic->dead || (there->was_lost && partitions > ours);
-    there->exists = true;
-    bool is_new_fault = !is_usable && !there->fault[0];
-    there->fault[0] = '\0';
-    if (!is_usable)
-        snprintf(there->fault, sizeof there->fault, "Kafka's topic %s has %d partitions, not %d",
-                 topic->spec.name, partitions, ours);
-    atomic_store(&there->partitions, (unsigned)partitions);
-    atomic_store(&topic->known, is_usable);
-    pthread_cond_broadcast(&kafka->changed);
-    pthread_mutex_unlock(&kafka->lock);
-    if (is_new_fault)
-        log_error("kafka_topic_differs", LOG_CSTR("error", there->fault));
-}
-
-/* Does a broker answer? It is asked for all topics: it may create one that it is asked for by name, with its own default. */
+/* Does a broker answer? It is asked for all topics: it may create one that it is asked for by name, with its own default. One that
+ * it has created so is used as long as it has our partitions. Dead letters have no order, and their reader may have created the
+ * topic first. */
 static bool look(struct kafka *kafka, rd_kafka_t *rk)
 {
     const struct rd_kafka_metadata *metadata;
@@ -193,9 +171,24 @@ static bool look(struct kafka *kafka, rd_kafka_t *rk)
             bus_kafka_topic_missing(kafka, found->topic);
         if (!topic || !is_checked(kafka, topic) || found->err || found->partition_cnt == 0)
             continue;
-        if (!atomic_load(&topic->known) ||
-            topic->spec.partitions == 0) /* others may add partitions to theirs */
-            set_found(kafka, topic, found->partition_cnt);
+        struct kafka_topic *there = topic_of(kafka, topic);
+        int ours = (int)topic->spec.partitions, theirs = found->partition_cnt;
+        if (atomic_load(&topic->known) && ours > 0)
+            continue; /* others may add partitions to theirs */
+        pthread_mutex_lock(&kafka->lock);
+        bool is_usable = theirs == ours || ours == 0 || !topic->dead || (there->was_lost && theirs > ours);
+        bool is_new_fault = !is_usable && !there->fault[0];
+        there->exists = true;
+        there->fault[0] = '\0';
+        if (!is_usable)
+            snprintf(there->fault, sizeof there->fault, "Kafka's topic %s has %d partitions, not %d",
+                     topic->spec.name, theirs, ours);
+        atomic_store(&there->partitions, (unsigned)theirs);
+        atomic_store(&topic->known, is_usable);
+        pthread_cond_broadcast(&kafka->changed);
+        pthread_mutex_unlock(&kafka->lock);
+        if (is_new_fault)
+            log_error("kafka_topic_differs", LOG_CSTR("error", there->fault));
     }
     rd_kafka_metadata_destroy(metadata);
     return true;

@@ -12,21 +12,24 @@
 
 /* ---- shared groups ---- */
 
-/* Another program may have created it. NULL = it can be used. */
-static const char *find_durable_problem(const struct nats_reader *reader, const jsConsumerConfig *found,
-                                        const char *subject)
+/* Another program may have created it. */
+static bool is_durable_usable(const struct nats_reader *reader, const jsConsumerConfig *found,
+                              const char *name, const char *subject)
 {
     bool is_ours = found->Description && strcmp(found->Description, reader->consumer.spec.group) == 0;
+    const char *problem = NULL;
 
     if (!is_ours && !(reader->topic->exact && reader->partition_count == 1))
-        return "it is another group's";
-    if (found->AckPolicy != js_AckExplicit)
-        return "it has no explicit acknowledgements";
-    if (found->DeliverSubject && found->DeliverSubject[0])
-        return "it pushes";
-    if (found->FilterSubject && found->FilterSubject[0] && strcmp(found->FilterSubject, subject) != 0)
-        return "it reads another subject";
-    return NULL;
+        problem = "it is another group's";
+    else if (found->AckPolicy != js_AckExplicit)
+        problem = "it has no explicit acknowledgements";
+    else if (found->DeliverSubject && found->DeliverSubject[0])
+        problem = "it pushes";
+    else if (found->FilterSubject && found->FilterSubject[0] && strcmp(found->FilterSubject, subject) != 0)
+        problem = "it reads another subject";
+    if (problem)
+        log_error("nats_consumer_refused", LOG_CSTR("consumer", name), LOG_CSTR("error", problem));
+    return !problem;
 }
 
 static bool ensure_durable(struct nats_partition *partition)
@@ -69,10 +72,7 @@ static bool ensure_durable(struct nats_partition *partition)
         config.OptStartSeq = settled > 0 ? settled + 1 : 0;
         status = js_AddConsumer(&info, nats->js, reader->topic->stream, &config, NULL, NULL);
     }
-    const char *problem = status == NATS_OK ? find_durable_problem(reader, info->Config, subject) : NULL;
-    bool is_usable = status == NATS_OK && !problem;
-    if (problem)
-        log_error("nats_consumer_refused", LOG_CSTR("consumer", name), LOG_CSTR("error", problem));
+    bool is_usable = status == NATS_OK && is_durable_usable(reader, info->Config, name, subject);
     if (is_usable && (info->Config->AckWait != ack_wait_ns || info->Config->MaxDeliver != max_deliver)) {
         config = *info->Config; /* a refusal is only logged: the consumer works with its old limits too */
         config.Durable = name;

@@ -104,24 +104,6 @@ static void link_keys(struct nats_publication *publication)
 
 /* ---- acknowledgements, on a thread of the client ---- */
 
-static struct entry *find_entry(struct nats *nats, const natsMsg *message,
-                                struct nats_publication **publication)
-{
-    struct nats_publication *at;
-
-    LIST_FOREACH(at, &nats->publications, link) {
-        for (size_t i = 0; i < at->count; i++) {
-            size_t index = (at->next_expected + i) % at->count; /* mostly they arrive in order */
-            if (at->entries[index].sent != message)
-                continue;
-            at->next_expected = index + 1;
-            *publication = at;
-            return &at->entries[index];
-        }
-    }
-    return NULL;
-}
-
 /* OK: a retry may succeed. */
 static enum status classify_refusal(const jsPubAckErr *refusal)
 {
@@ -147,10 +129,22 @@ void bus_nats_on_ack(jsCtx *js, natsMsg *message, jsPubAck *ack, jsPubAckErr *re
 {
     struct nats *nats = closure;
     struct nats_publication *publication;
+    struct entry *entry = NULL;
 
     (void)js;
     pthread_mutex_lock(&nats->lock);
-    struct entry *entry = find_entry(nats, message, &publication);
+    LIST_FOREACH(publication, &nats->publications, link) {
+        for (size_t i = 0; i < publication->count && !entry; i++) {
+            size_t at =
+                (publication->next_expected + i) % publication->count; /* mostly they arrive in order */
+            if (publication->entries[at].sent == message) {
+                entry = &publication->entries[at];
+                publication->next_expected = at + 1;
+            }
+        }
+        if (entry)
+            break;
+    }
     if (entry) {
         entry->sent = NULL;
         publication->in_flight--;

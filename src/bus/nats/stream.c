@@ -51,28 +51,6 @@ static bool is_stream_name(const char *name)
     return !name || (strlen(name) <= NAME_MAX_LEN && is_clean(str_from(name), ".*>/\\"));
 }
 
-static enum status check_names(const struct bus_nats_names *names, struct error *error)
-{
-    struct str subject = str_from(names->subject ? names->subject : names->topic);
-
-    if (!is_stream_name(names->stream))
-        return error_set(error, STATUS_CONFIG,
-                         "topic %s: the name of a NATS stream has 1 to %d characters, no spaces, dots, '*', "
-                         "'>', '/' and '\\'",
-                         names->topic, NAME_MAX_LEN);
-    if (!is_subject(subject) || subject.len > NAME_MAX_LEN || !is_clean(subject, "*>") ||
-        subject.ptr[0] == '$')
-        return error_set(
-            error, STATUS_CONFIG,
-            "topic %s: a NATS subject has 1 to %d characters, parts between dots, no spaces, '*' "
-            "and '>', and does not begin with '$'",
-            names->topic, NAME_MAX_LEN);
-    if (names->duplicate_window_ms < 0 || names->duplicate_window_ms > WINDOW_MS_MAX)
-        return error_set(error, STATUS_CONFIG, "topic %s: a duplicate window is at most a year",
-                         names->topic);
-    return STATUS_OK;
-}
-
 /* The names of dead letters are those of their topic, with the suffix, unless they have a row of their own. */
 static enum status name_topic(struct nats_topic *out, struct str topic, const struct bus_nats_config *config,
                               struct error *error)
@@ -91,9 +69,23 @@ static enum status name_topic(struct nats_topic *out, struct str topic, const st
         const char *suffix = is_own ? "" : BUS_DEAD_SUFFIX;
         if (!is_own && !(is_dead && !out->exact && str_eq(str_from(names->topic), base)))
             continue;
-        enum status status = check_names(names, error);
-        if (status != STATUS_OK)
-            return status;
+        struct str subject = str_from(names->subject ? names->subject : names->topic);
+        if (!is_stream_name(names->stream))
+            return error_set(
+                error, STATUS_CONFIG,
+                "topic %s: the name of a NATS stream has 1 to %d characters, no spaces, dots, '*', "
+                "'>', '/' and '\\'",
+                names->topic, NAME_MAX_LEN);
+        if (!is_subject(subject) || subject.len > NAME_MAX_LEN || !is_clean(subject, "*>") ||
+            subject.ptr[0] == '$')
+            return error_set(
+                error, STATUS_CONFIG,
+                "topic %s: a NATS subject has 1 to %d characters, parts between dots, no spaces, '*' "
+                "and '>', and does not begin with '$'",
+                names->topic, NAME_MAX_LEN);
+        if (names->duplicate_window_ms < 0 || names->duplicate_window_ms > WINDOW_MS_MAX)
+            return error_set(error, STATUS_CONFIG, "topic %s: a duplicate window is at most a year",
+                             names->topic);
         if (names->stream)
             snprintf(out->stream, sizeof out->stream, "%s%s", names->stream, suffix);
         if (names->subject)
@@ -244,12 +236,17 @@ static bool ensure_topic(struct nats *nats, struct bus_topic_state *topic)
     return true;
 }
 
-/* The process that creates the bucket decides how long leases are, for all. */
-static bool ensure_leases(struct nats *nats)
+/* The process that creates the bucket of leases decides how long they are, for all. */
+bool bus_nats_streams_ensure(struct nats *nats)
 {
     kvConfig config;
     kvStatus *bucket = NULL;
 
+    for (size_t i = 0; i < nats->bus.topic_count; i++)
+        if (!ensure_topic(nats, &nats->bus.topics[i]))
+            return false;
+    memset(nats->advisory_streams, 0, sizeof nats->advisory_streams);
+    bus_nats_advisory_streams_ensure(nats);
     if (nats->reader_count == 0)
         return true;
     kvStore_Destroy(nats->leases);
@@ -268,14 +265,4 @@ static bool ensure_leases(struct nats *nats)
     nats->lease_ns = kvStatus_TTL(bucket);
     kvStatus_Destroy(bucket);
     return nats->lease_ns > 0;
-}
-
-bool bus_nats_streams_ensure(struct nats *nats)
-{
-    for (size_t i = 0; i < nats->bus.topic_count; i++)
-        if (!ensure_topic(nats, &nats->bus.topics[i]))
-            return false;
-    memset(nats->advisory_streams, 0, sizeof nats->advisory_streams);
-    bus_nats_advisory_streams_ensure(nats);
-    return ensure_leases(nats);
 }
