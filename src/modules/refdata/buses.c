@@ -142,7 +142,7 @@ enum status refdata_buses_open(struct refdata_database *database, struct error *
     struct refdata_buses *buses = &database->buses;
     enum status status = STATUS_OK;
     buses->shared = bus->commands == KERNEL_KAFKA;
-    buses->buries = !buses->shared || str_eq(database->name, blocks[0].name);
+    buses->dead_letters = !buses->shared || str_eq(database->name, blocks[0].name);
     buses->commands_topic = buses->shared ? kafka->commands_topic.ptr : REFDATA_COMMANDS;
     /* No more than there are connections for: a handler that waits for one takes a thread from those that accept updates. */
     buses->parallel = (unsigned)(buses->shared ? kafka->handlers : bus->handlers);

@@ -25,7 +25,7 @@ struct refdata_buses {
     const char *commands_topic;
     unsigned parallel; /* bus_subscription's, of apply */
     bool shared;       /* with other databases: commands_topic may have what is theirs */
-    bool buries; /* dead-letters commands for unknown dictionaries; of databases that share a topic, one */
+    bool dead_letters; /* makes them of invalid commands; of databases that share a topic, one does */
     char apply_group[REFDATA_GROUP_BYTES], pods_group[REFDATA_GROUP_BYTES];
 };
 

@@ -6,26 +6,21 @@
 
 #include "base/memory.h"
 
-static int by_code(const void *a, const void *b)
+static int compare_code(const void *code, const void *at)
 {
-    return str_compare((*(struct refdata_dictionary *const *)a)->code,
-                       (*(struct refdata_dictionary *const *)b)->code);
+    return str_compare(*(const struct str *)code, (*(struct refdata_dictionary *const *)at)->code);
+}
+
+static int compare_dictionaries(const void *a, const void *b)
+{
+    return compare_code(&(*(struct refdata_dictionary *const *)a)->code, b);
 }
 
 struct refdata_dictionary *refdata_catalog_find(const struct refdata_catalog *catalog, struct str code)
 {
-    size_t low = 0, high = catalog->dictionary_count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        int order = str_compare(catalog->dictionaries[middle]->code, code);
-        if (order == 0)
-            return catalog->dictionaries[middle];
-        if (order < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return NULL;
+    struct refdata_dictionary **found = bsearch(&code, catalog->dictionaries, catalog->dictionary_count,
+                                                sizeof(struct refdata_dictionary *), compare_code);
+    return found ? *found : NULL;
 }
 
 bool refdata_catalog_names(const struct refdata_catalog *catalog, const struct refdata_database *database)
@@ -151,7 +146,8 @@ enum status refdata_catalog_create(const struct refdata_settings *settings, stru
         refdata_catalog_unref(catalog);
         return status;
     }
-    qsort(catalog->dictionaries, catalog->dictionary_count, sizeof(struct refdata_dictionary *), by_code);
+    qsort(catalog->dictionaries, catalog->dictionary_count, sizeof(struct refdata_dictionary *),
+          compare_dictionaries);
     *out = catalog;
     return STATUS_OK;
 }

@@ -206,7 +206,7 @@ static struct entry *find_event(const struct batch *batch, const struct map *kno
 }
 
 /* Which of them stand earlier in this batch, and which are not among the new ones that PostgreSQL answered. */
-static void mark_duplicates(struct batch *batch, const struct db_result *fresh)
+static void find_duplicates(struct batch *batch, const struct db_result *fresh)
 {
     struct map known = {0};
     for (size_t i = 0; i < batch->count; i++) {
@@ -376,7 +376,7 @@ enum status refdata_batch_read(struct batch *batch, struct error *error)
     if (status == STATUS_OK && batch->pair_count)
         status = take_pairs(batch, results[LOCK], results[ASSEMBLING], error);
     if (status == STATUS_OK)
-        mark_duplicates(batch, results[PROCESS]);
+        find_duplicates(batch, results[PROCESS]);
     for (size_t row = 0; status == STATUS_OK && has_chunks && row < db_result_rows(results[CHUNKS]); row++)
         refdata_assembly_found(batch, places[db_result_i64(results[CHUNKS], row, 0) - 1], results[CHUNKS],
                                row);

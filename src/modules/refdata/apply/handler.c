@@ -110,8 +110,7 @@ static void read_message(struct memo *memo, struct bus_batch *batch, size_t at)
         memo->count += owner == OWN_DATABASE;
         return;
     }
-    if (memo->database->buses
-            .buries) { /* a dead letter; where several databases read the topic, from one of them */
+    if (memo->database->buses.dead_letters) {
         refdata_apply_count(APPLY_UNREADABLE);
         bus_batch_term(batch, at, "not a command: %s", error.message);
     }
