@@ -63,18 +63,6 @@ static enum status read_post(struct http_request *request, struct posting *posti
 
 /* ---- the transaction ---- */
 
-/* 500 is "0.5". */
-static struct str score_text(int64_t thousandths, struct arena *arena)
-{
-    struct str text =
-        arena_printf(arena, "%lld.%03lld", (long long)(thousandths / 1000), (long long)(thousandths % 1000));
-    while (str_ends_with(text, STR("0")) && text.len > 1)
-        text.len--;
-    if (str_ends_with(text, STR(".")))
-        text.len--;
-    return text;
-}
-
 static void commit_message(struct http_request *request, const struct posting *posting)
 {
     struct chat *chat = request->context;
@@ -83,8 +71,9 @@ static void commit_message(struct http_request *request, const struct posting *p
     const struct db_param *params =
         DB_PARAMS(db_text(caller->tenant), db_uuid(caller->project), db_uuid(caller->session),
                   db_uuid(caller->user), db_text(posting->content), db_text(posting->choice.agent->name),
-                  db_text(score_text(posting->choice.score, request->arena)), db_text(posting->role),
-                  db_text(posting->reply), db_text(trace_text(&request->trace, request->arena)));
+                  db_text(arena_printf(request->arena, "%g", (double)posting->choice.score / 1000)),
+                  db_text(posting->role), db_text(posting->reply),
+                  db_text(trace_text(&request->trace, request->arena)));
     /* The key's scope includes the session: the route's pattern is the same for all sessions. */
     struct str owner = arena_printf(request->arena, "%s/%s", caller->user.ptr, caller->session.ptr);
     FAILPOINT("chat.before_commit");

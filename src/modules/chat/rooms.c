@@ -305,7 +305,7 @@ static void on_channel_idle(void *context)
     room_close_unused(channel->room);
 }
 
-/* The next page of a follower that is further behind than its stream keeps events. */
+/* The next page of a follower that lags by more than its stream keeps. */
 struct page_job {
     struct worker_job job;
     struct chat_room *room; /* referenced */

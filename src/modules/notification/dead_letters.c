@@ -212,15 +212,18 @@ static const struct outbox_settings requeue_settings = {
     .jitter_max = 1500,
 };
 
-static bool take_headers(const struct outbox_event *event, struct bus_message *message, struct arena *arena)
+static bool write_requeued(void *context, const struct outbox_event *event, struct bus_message *message,
+                           struct arena *arena, const char **reason)
 {
     struct bus_header *headers = arena_alloc(arena, (BUS_HEADERS_MAX + 1) * sizeof *headers);
     struct json_value object, member;
     struct json_iter it;
-    struct str name, id = STR_NONE;
+    struct str name, id = STR_NONE, key = event->extra[EXTRA_KEY]; /* the key in hex */
+    unsigned count = 1;
+    (void)context;
+    *reason = "its headers or its key cannot be read";
     if (json_parse_stored(event->extra[EXTRA_HEADERS], JSON_DEPTH_MAX, &object, NULL) != STATUS_OK)
         return false;
-    unsigned count = 1;
     for (json_iter_init(&it, &object); json_iter_next(&it, &name, &member) && count < BUS_HEADERS_MAX;) {
         struct bus_header header = {json_str_decode(name, arena), json_str_decode(member.raw, arena)};
         if (str_eq(header.name, STR(BUS_HEADER_EVENT_ID)))
@@ -230,30 +233,19 @@ static bool take_headers(const struct outbox_event *event, struct bus_message *m
     }
     /* The event's id, or the position of a message without one, followed by the number of this requeue. */
     const char *suffix = id.len ? memmem(id.ptr, id.len, REQUEUE_SUFFIX, sizeof REQUEUE_SUFFIX - 1) : NULL;
-    struct str base = !id.len  ? event->extra[EXTRA_PLACE]
-                      : suffix ? str_of(id.ptr, (size_t)(suffix - id.ptr))
-                               : id;
+    if (suffix)
+        id.len = (size_t)(suffix - id.ptr);
     headers[0] = (struct bus_header){STR(BUS_HEADER_EVENT_ID),
-                                     arena_printf(arena, "%.*s" REQUEUE_SUFFIX "%.*s", STR_ARG(base),
+                                     arena_printf(arena, "%.*s" REQUEUE_SUFFIX "%.*s",
+                                                  STR_ARG(id.len ? id : event->extra[EXTRA_PLACE]),
                                                   STR_ARG(event->extra[EXTRA_REQUEUE_ID]))};
-    message->headers = headers;
-    message->header_count = count;
-    return true;
-}
-
-static bool write_requeued(void *context, const struct outbox_event *event, struct bus_message *message,
-                           struct arena *arena, const char **reason)
-{
-    struct str key = event->extra[EXTRA_KEY]; /* in hex */
-    (void)context;
-    *message = (struct bus_message){.topic = event->extra[EXTRA_TOPIC], .payload = event->payload};
-    *reason = "its headers or its key cannot be read";
-    if (!take_headers(event, message, arena))
-        return false;
-    if (!key.ptr)
-        return true;
     uint8_t *bytes = arena_alloc(arena, key.len / 2 + 1);
-    message->key = str_of((const char *)bytes, key.len / 2);
+    *message = (struct bus_message){.topic = event->extra[EXTRA_TOPIC],
+                                    .payload = event->payload,
+                                    .headers = headers,
+                                    .header_count = count};
+    if (key.ptr)
+        message->key = str_of((const char *)bytes, key.len / 2);
     return hex_get(key.ptr, bytes, key.len / 2);
 }
 
