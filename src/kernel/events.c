@@ -75,9 +75,12 @@ static void add_topic(const struct kernel_topic *wanted, void *arg)
 static void list_topics(const struct config *config, const struct module *const *modules, struct topics *all)
 {
     *all = (struct topics){.settings = config_section(config, "bus")};
-    for (; *modules; modules++)
+    for (; *modules; modules++) {
+        if ((*modules)->topic)
+            add_topic((*modules)->topic, all);
         if ((*modules)->each_topic)
             (*modules)->each_topic(config_section(config, (*modules)->section->name), add_topic, all);
+    }
 }
 
 enum status kernel_events_check(const struct config *config, const struct module *const *modules,

@@ -65,7 +65,9 @@ struct module {
     bool (*uses_store)(const struct kernel *kernel, const void *section);
     /* Types of entities that a role of it answers for (hydration); NULL-terminated; NULL = none. */
     const char *const *provides;
-    /* Topics of events that it publishes; asked of every module, also of those that do not run here. */
+    /* Topics of events that it publishes, of every module, also of those that do not run here: the only one, or those that
+     * depend on its settings. */
+    const struct kernel_topic *topic;
     void (*each_topic)(const void *section, void (*fn)(const struct kernel_topic *topic, void *arg),
                        void *arg);
     /* Home loop, once: the bus of events is open and has not started. Handlers are called until every module has stopped

@@ -135,13 +135,9 @@ static const char log_cleanup_sql[] =
     "    select e.ctid from chat.event_log e where e.created_at < now() - $1 * interval '1 ms'"
     "    order by e.created_at limit $2 for update skip locked))";
 
-static void chat_each_topic(const void *section, void (*fn)(const struct kernel_topic *topic, void *arg),
-                            void *arg)
-{
-    (void)section;
-    /* Relaxed: a crash that loses messages loses their results in the outbox too, so they are published again. */
-    fn(&(struct kernel_topic){.topic = {.name = CHAT_TOPIC, .partitions = PARTITIONS, .relaxed = true}}, arg);
-}
+/* Relaxed: a crash that loses messages loses their results in the outbox too, so they are published again. */
+static const struct kernel_topic chat_topic = {
+    .topic = {.name = CHAT_TOPIC, .partitions = PARTITIONS, .relaxed = true}};
 
 /* ---- the caller ---- */
 
@@ -254,7 +250,7 @@ const struct module chat_module = {
     .destroy = chat_destroy,
     .keeps_store = true,
     .provides = (const char *const[]){"chat_session", NULL},
-    .each_topic = chat_each_topic,
+    .topic = &chat_topic,
     .subscribe = chat_publisher_subscribe,
     .outboxes = (const struct outbox_table *const[]){&chat_outbox_table, NULL},
 };

@@ -60,14 +60,9 @@ static const struct config_section intake_section = {.name = "intake",
                                                      .rows = section_rows,
                                                      .struct_bytes = sizeof(struct intake_settings)};
 
-static void each_intake_topic(const void *section, void (*fn)(const struct kernel_topic *topic, void *arg),
-                              void *arg)
-{
-    (void)section;
-    /* Relaxed: PostgreSQL loses a message in a crash together with its result in the outbox, so it is published again. */
-    fn(&(struct kernel_topic){.topic = {.name = INTAKE_EVENTS, .partitions = PARTITIONS, .relaxed = true}},
-       arg);
-}
+/* Relaxed: PostgreSQL loses a message in a crash together with its result in the outbox, so it is published again. */
+static const struct kernel_topic intake_topic = {
+    .topic = {.name = INTAKE_EVENTS, .partitions = PARTITIONS, .relaxed = true}};
 
 /* ---- events ---- */
 
@@ -321,6 +316,6 @@ const struct module intake_module = {
     .destroy = free,
     .keeps_store = true,
     .provides = (const char *const[]){"item", NULL},
-    .each_topic = each_intake_topic,
+    .topic = &intake_topic,
     .outboxes = (const struct outbox_table *const[]){&intake_outbox_table, NULL},
 };
