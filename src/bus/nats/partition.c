@@ -1,6 +1,6 @@
 /* A partition: its states, and the queue of messages that the server has sent and that are not settled, by sequence.
  *
- * Order: the server sends in order, but what was sent to an earlier connection or an earlier holder comes again later. So a
+ * Order: the server sends in order, but what was sent to an earlier connection or an earlier holder is redelivered later. So a
  * partition whose history is not known is SYNCING until everything that the server counts as sent and not acknowledged is
  * here; then no message that arrives next can be earlier than those in the queue.
  *
