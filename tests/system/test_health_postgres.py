@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from lib.postgres import cluster_processes, signal_all
+from lib.postgres import freeze_cluster, signal_all
 from lib.refdata import item_path, own_refdata_db, path, pod, refdata_db, slow_dictionary, write_builtin  # noqa: F401
 from lib.wait import eventually
 from lib.wire import request_bytes
@@ -106,8 +106,7 @@ def test_a_postgresql_that_hangs_is_survived_like_a_dead_one(serve, own_postgres
     server = serve(own_refdata_db, changes)
     client = server.client(token())
     eventually(lambda: client.get(item_path("D", "a")).status == 200)
-    frozen = cluster_processes(own_postgres)
-    signal_all(frozen, signal.SIGSTOP)
+    frozen = freeze_cluster(own_postgres)
     try:
         began = time.monotonic()
         cold = client.get(item_path("COLD", "a"))
@@ -128,8 +127,7 @@ def test_a_postgresql_that_hangs_is_survived_like_a_dead_one(serve, own_postgres
 def test_stopping_does_not_wait_for_a_postgresql_that_hangs(serve, own_postgres, own_refdata_db, token):
     """C7, R21: SIGTERM while loads are stuck."""
     server = serve(own_refdata_db, pod("D", "COLD", http={"stopTimeout": "200ms"}, cache={"firstReadTimeout": "1h"}))
-    frozen = cluster_processes(own_postgres)
-    signal_all(frozen, signal.SIGSTOP)
+    frozen = freeze_cluster(own_postgres)
     try:
         connection = server.raw()
         connection.send(request_bytes("GET", item_path("COLD", "a"), {"Authorization": f"Bearer {token()}"}))

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from lib.config import base_config, merge
-from lib.postgres import cluster_processes, signal_all
+from lib.postgres import freeze_cluster, signal_all
 from lib.refdata import item_path, migrated, own_refdata_db, path, pod, refdata_db, write_builtin  # noqa: F401
 from lib.wait import eventually
 from lib.wire import request_bytes
@@ -148,8 +148,7 @@ def test_r7_a_frozen_postgresql_holds_nobody_at_the_barrier(serve, own_postgres,
     server = serve(own_refdata_db, configuration)
     bearer = token()
     assert server.client(bearer).get(item_path("B", "a")).status == 200
-    frozen = cluster_processes(own_postgres)
-    signal_all(frozen, signal.SIGSTOP)
+    frozen = freeze_cluster(own_postgres)
     try:
         waiting = [server.raw() for _ in range(100)]
         for connection in waiting:

@@ -9,7 +9,7 @@ import pytest
 from lib.config import base_config, merge, to_yaml
 from lib.entitlement import SCOPES, grant
 from lib.freshet import run
-from lib.postgres import cluster_processes, signal_all
+from lib.postgres import freeze_cluster, signal_all
 from lib.refdata import own_refdata_db, refdata_db  # noqa: F401
 from lib.wait import eventually
 
@@ -159,9 +159,8 @@ def test_a_frozen_postgresql_does_not_hold_up_the_end(serve, own_postgres, own_r
     server = serve(own_refdata_db, {"http": {"stopTimeout": "1s"}})
     client = server.client(token(scope=SCOPES))
     assert grant(client).status in (200, 201)
-    frozen = cluster_processes(own_postgres)
+    frozen = freeze_cluster(own_postgres)
     try:
-        signal_all(frozen, signal.SIGSTOP)
         began = time.monotonic()
         server.stop(timeout=30)
         assert time.monotonic() - began < 10
@@ -172,9 +171,8 @@ def test_a_frozen_postgresql_does_not_hold_up_the_end(serve, own_postgres, own_r
 def test_a_process_that_waits_for_postgresql_stops_at_once(serve, own_postgres):
     """C7: nothing is under way but the look, which is given up."""
     database = own_postgres.create_database()
-    frozen = cluster_processes(own_postgres)
+    frozen = freeze_cluster(own_postgres)
     try:
-        signal_all(frozen, signal.SIGSTOP)
         server = serve.make(database, args=ALONE).start(ready=False)
         eventually(lambda: server.logs(event="serving"))
         began = time.monotonic()

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from lib.config import base_config, merge
-from lib.postgres import cluster_processes, signal_all
+from lib.postgres import freeze_cluster, signal_all
 from lib.refdata import own_refdata_db, pod, write_builtin  # noqa: F401
 from lib.wait import eventually
 from lib.wire import Client
@@ -54,8 +54,7 @@ def test_c7_a_frozen_database_does_not_hold_up_the_end_of_its_flow(serve, own_po
     frozen = []
     try:
         with Writers(server, token()) as writers:
-            frozen = cluster_processes(own_postgres)
-            signal_all(frozen, signal.SIGSTOP)
+            frozen = freeze_cluster(own_postgres)
             time.sleep(0.3)
             began = time.monotonic()
             if reload_first:

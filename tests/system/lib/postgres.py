@@ -10,6 +10,7 @@ import os
 import secrets
 import select
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -214,3 +215,11 @@ def signal_all(pids, number):
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):  # a worker of autovacuum that has ended
             os.kill(pid, number)
+
+
+def freeze_cluster(server):
+    """Stops all of them; the second time also what the postmaster forked meanwhile."""
+    for _ in range(2):
+        pids = cluster_processes(server)
+        signal_all(pids, signal.SIGSTOP)
+    return pids
