@@ -41,9 +41,10 @@ struct attempt {
 };
 
 /* Effect and stored answer are one statement. The effect's parameters come first, `at` of them. */
-static void write_statements(const struct idempotency_call *call, unsigned at, struct db_statement *look,
-                             struct db_statement *store)
+static void write_statements(const struct attempt *run, unsigned at, struct db_statement *look,
+                             struct db_statement *store, struct db_param *params)
 {
+    const struct idempotency_call *call = run->call;
     const char *table = call->table->name, *expired = expired_operator(call->table);
     const char *failures = call->request->route->key_stores_failures
                                ? " OR (status < 500 AND status NOT IN (400, 401, 403))"
@@ -69,6 +70,11 @@ static void write_statements(const struct idempotency_call *call, unsigned at, s
         " SELECT * FROM effect",
         STR_ARG(call->statement->text), table, at + 1, at + 2, at + 3, at + 4, at + 5, at + 6, at + 7,
         failures, expired));
+    if (at)
+        memcpy(params, call->params, at * sizeof *params);
+    memcpy(params + at, run->look_params, LOOK_PARAMS * sizeof *params);
+    params[at + LOOK_PARAMS] = db_i64(call->table->ttl_ms);
+    params[at + STORE_PARAMS] = DB_END;
 }
 
 /* ---- one attempt ---- */
@@ -150,13 +156,8 @@ static enum status run_with_key(struct attempt *run, struct db_conn *conn,
 
     if (first + STORE_PARAMS > DB_PARAMS_MAX)
         return error_set(&outcome->error, STATUS_INTERNAL, "the effect has too many parameters");
-    if (first)
-        memcpy(params, call->params, first * sizeof *params);
-    memcpy(params + first, run->look_params, LOOK_PARAMS * sizeof *params);
-    params[first + LOOK_PARAMS] = db_i64(call->table->ttl_ms);
-    params[first + STORE_PARAMS] = DB_END;
     struct db_statement look, store;
-    write_statements(call, first, &look, &store);
+    write_statements(run, first, &look, &store, params);
     enum { AT_LOCK = 1, AT_EFFECT = 3, STATEMENTS = 5 };
     const struct {
         const struct db_statement *statement;
