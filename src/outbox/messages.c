@@ -1,6 +1,6 @@
 /* The messages of a batch are published by one call. Only where the bus refuses one of them, each is published by itself, so that
  * the failure is recorded for the right event. */
-#include "outbox/messages.h"
+#include "outbox/outbox.h"
 
 #include "base/clock.h"
 #include "base/trace.h"

@@ -6,7 +6,7 @@
 #include "bus/bus.h"
 #include "hydration/hydration.h"
 #include "modules/chat/chat.h"
-#include "outbox/messages.h"
+#include "outbox/outbox.h"
 
 /* By the primary key. */
 static const struct db_statement session_sql = DB_STATEMENT(

@@ -5,7 +5,7 @@
 #include "base/failpoint.h"
 #include "modules/chat/chat.h"
 #include "modules/chat/rooms.h"
-#include "outbox/messages.h"
+#include "outbox/outbox.h"
 
 enum { LOG_MS = 5000, EVERY_BATCH = 500 };
 enum { EXTRA_TENANT, EXTRA_PROJECT, EXTRA_USER, EXTRA_SEQUENCE, EXTRA_OCCURRED_AT, EXTRA_TRACEPARENT };

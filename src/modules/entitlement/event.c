@@ -7,7 +7,7 @@
 #include "base/uuid.h"
 #include "http/http.h"
 #include "modules/entitlement/entitlement.h"
-#include "outbox/messages.h"
+#include "outbox/outbox.h"
 
 enum { PAYLOAD_DEPTH_MAX = 2 };
 

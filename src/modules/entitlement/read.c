@@ -5,7 +5,7 @@
 #include "bus/bus.h"
 #include "kernel/page.h"
 #include "modules/entitlement/entitlement.h"
-#include "outbox/messages.h"
+#include "outbox/outbox.h"
 
 enum { READ_MS = 5000, CURSOR_BYTES_MAX = 4096 };
 

@@ -16,7 +16,7 @@
 #include "hydration/hydration.h"
 #include "idempotency/idempotency.h"
 #include "kernel/store.h"
-#include "outbox/messages.h"
+#include "outbox/outbox.h"
 
 #define INTAKE_EVENTS "intake.events"
 

@@ -16,7 +16,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "modules/notification/notification.h"
-#include "outbox/messages.h"
+#include "outbox/outbox.h"
 
 enum { DEAD_AT_ONCE = 50, MEASURE_INTERVAL_MS = 2000, MEASURE_QUERY_MS = 3000 };
 

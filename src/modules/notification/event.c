@@ -7,7 +7,7 @@
 #include "base/json.h"
 #include "base/trace.h"
 #include "modules/notification/notification.h"
-#include "outbox/messages.h"
+#include "outbox/outbox.h"
 
 /* The namespace of notification ids, which are made of tenant and event. Never changes. */
 static const struct uuid space = {

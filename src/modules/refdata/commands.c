@@ -6,7 +6,7 @@
 #include "base/failpoint.h"
 #include "bus/bus_postgres.h"
 #include "modules/refdata/writer.h"
-#include "outbox/messages.h"
+#include "outbox/outbox.h"
 
 enum {
     PACE_MS = 1, /* a client may wait for the commit */

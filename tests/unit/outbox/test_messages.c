@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "outbox/messages.h"
+#include "outbox/outbox.h"
 
 #define TRACE_ID "0af7651916cd43dd8448eb211c80319c"
 #define TRACEPARENT "00-" TRACE_ID "-b7ad6b7169203331-01"

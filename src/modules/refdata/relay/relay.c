@@ -5,7 +5,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "modules/refdata/commands.h"
-#include "outbox/messages.h"
+#include "outbox/outbox.h"
 
 enum { PAYLOAD_DEPTH_MAX = 4 };
 enum { EXTRA_EVENT_ID, EXTRA_TRACEPARENT };
