@@ -59,7 +59,7 @@ struct refdata_database {
         *decisions;         /* command/: clients that wait for them, and notices between processes */
     bool applies;           /* apply/: the role runs here */
     bool is_upkeep_failing; /* the task's: logged once */
-    struct outbox *relay;   /* relay/: this, where the role runs, or a notifier that wakes it elsewhere */
+    struct outbox *relay;   /* relay.c: this, where the role runs, or a notifier that wakes it elsewhere */
     struct db_notifier *relay_notifier;
     struct refdata_adapter *adapter;             /* adapter/: NULL also where no source writes to it */
     struct refdata_invalidations *invalidations; /* query/: receives new versions */
@@ -121,7 +121,7 @@ bool refdata_adapter_is_up(const struct refdata_adapter *adapter); /* any loop: 
     .attempts = "attempt_count", .claims = "claim_count", .outages = "outage_count", .claim_id = "claim_id", \
     .locked_by = "locked_by", .locked_until = "locked_until", .next_attempt_at = "next_attempt_at",          \
     .last_error = "last_error"
-extern const struct outbox_table refdata_outbox_table;      /* relay/; for `freshet outbox` too */
+extern const struct outbox_table refdata_outbox_table;      /* relay.c; for `freshet outbox` too */
 void refdata_relay_wake(struct refdata_database *database); /* any thread: something was committed here */
 void refdata_invalidations_hint(struct refdata_invalidations *invalidations, struct str tenant,
                                 struct str code, int64_t version,
