@@ -195,21 +195,12 @@ void refdata_acceptance_error(const struct refdata_acceptance *update, struct er
 
 /* ---- what became of them ---- */
 
-void refdata_outcome_state(const struct refdata_outcome *outcome, struct refdata_state *state)
-{
-    *state = (struct refdata_state){.decision = outcome->decision, .version = outcome->version};
-    str_copy(state->event_id, sizeof state->event_id, outcome->event_id);
-    if (outcome->decision != REFDATA_FAILED)
-        return;
-    str_copy(state->code, sizeof state->code, str_from(status_code(outcome->failure)));
-    memcpy(state->reason, outcome->reason, sizeof state->reason);
-}
-
 /* By the primary key, one probe for each event asked for. */
 const struct db_statement refdata_states_sql = DB_STATEMENT(
     "select asked.at - 1, r.event_id, r.status, r.committed_version, r.error_code, r.error_message, r.dict_code,"
     "       (extract(epoch from r.created_at) * 1000000)::bigint,"
-    "       (extract(epoch from r.updated_at) * 1000000)::bigint, r.requested_by"
+    "       (extract(epoch from r.updated_at) * 1000000)::bigint, r.requested_by,"
+    "       r.content_hash, r.snapshot_id"
     " from unnest($1, $2) with ordinality as asked (tenant_id, event_id, at)"
     " join refdata.update_request r on r.tenant_id = asked.tenant_id and r.event_id = asked.event_id::uuid");
 
@@ -218,7 +209,9 @@ void refdata_states_row(const struct db_result *result, size_t row, struct refda
     *out = (struct refdata_state_row){.place = (size_t)db_result_i64(result, row, 0),
                                       .dict_code = db_result_str(result, row, 6),
                                       .created_us = db_result_i64(result, row, 7),
-                                      .updated_us = db_result_i64(result, row, 8)};
+                                      .updated_us = db_result_i64(result, row, 8),
+                                      .content_hash = db_result_str(result, row, 10),
+                                      .is_chunk = !db_result_is_null(result, row, 11)};
     if (!db_result_is_null(result, row, 9))
         out->requested_by = db_result_str(result, row, 9);
     read_state(result, row, 1, &out->state);

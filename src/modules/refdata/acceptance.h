@@ -22,17 +22,6 @@ struct str refdata_acceptance_hash(const struct refdata_update *update, struct a
 
 /* ---- in the database: refdata.accept_updates() ---- */
 
-#define REFDATA_CODE_BYTES 64
-
-/* An update's state, as update_request has it. */
-struct refdata_state {
-    char event_id[UUID_TEXT_BYTES];
-    enum refdata_decision decision;
-    int64_t version;                   /* of COMMITTED */
-    char code[REFDATA_CODE_BYTES];     /* of FAILED */
-    char reason[REFDATA_REASON_BYTES]; /* the same */
-};
-
 enum refdata_acceptance_result { REFDATA_NEW, REFDATA_KNOWN, REFDATA_REFUSED };
 
 struct refdata_acceptance {
@@ -73,12 +62,12 @@ enum status refdata_status_of_code(struct str code); /* the failure with this pu
 
 /* ---- afterwards ---- */
 
-void refdata_outcome_state(const struct refdata_outcome *outcome, struct refdata_state *state);
-
 struct refdata_state_row {
     size_t place; /* which of those asked for */
     struct refdata_state state;
-    struct str dict_code, requested_by; /* of the result's memory; requested_by.ptr NULL = not known */
+    /* Of the result's memory; requested_by.ptr NULL = not known. */
+    struct str dict_code, content_hash, requested_by;
+    bool is_chunk;
     int64_t created_us, updated_us;
 };
 

@@ -134,15 +134,15 @@ void refdata_database_decided(struct refdata_database *database, const struct re
     bool committed = false, is_hydrated = false;
     refdata_decisions_made(database->decisions, outcomes, waited, count);
     for (size_t i = 0; i < count; i++) {
-        if (outcomes[i].decision != REFDATA_COMMITTED)
+        if (outcomes[i].state.decision != REFDATA_COMMITTED)
             continue;
         committed = true;
         is_hydrated |= outcomes[i].is_hydrated;
         struct uuid event;
-        bool is_known = outcomes[i].makes_version && uuid_parse(outcomes[i].event_id, &event);
+        bool is_known = outcomes[i].makes_version && uuid_parse(str_from(outcomes[i].state.event_id), &event);
         if (database->invalidations)
             refdata_invalidations_hint(database->invalidations, outcomes[i].tenant, outcomes[i].dict_code,
-                                       outcomes[i].version, is_known ? &event : NULL);
+                                       outcomes[i].state.version, is_known ? &event : NULL);
     }
     if (committed)
         refdata_relay_wake(database);

@@ -108,8 +108,7 @@ void refdata_decisions_made(struct refdata_decisions *decisions, const struct re
                             const bool *waited, size_t count); /* any thread */
 /* The notice of a commit to other processes, for a caller that sends it itself. */
 #define REFDATA_DECISIONS_CHANNEL "freshet_refdata_decided"
-void refdata_decisions_put_committed(struct buf *out, struct str tenant, struct str event_id,
-                                     int64_t version);
+void refdata_decisions_put_committed(struct buf *out, const struct refdata_outcome *outcome);
 /* Any thread, after the commit: an item of a hydrated dictionary changed. Wakes whichever process publishes it. */
 void refdata_decisions_changed_items(struct refdata_decisions *decisions);
 bool refdata_adapter_is_up(const struct refdata_adapter *adapter); /* any loop: does its Kafka answer? */

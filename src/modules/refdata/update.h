@@ -98,15 +98,22 @@ const char *refdata_decision_name(enum refdata_decision decision); /* as update_
 enum refdata_decision refdata_decision_of(struct str name);        /* PENDING where it is another */
 struct str refdata_source_name(enum refdata_source source);        /* as update_request.source */
 
+#define REFDATA_CODE_BYTES 64
 #define REFDATA_REASON_BYTES 400
-struct refdata_outcome {
-    struct str tenant, dict_code, event_id;
+/* As update_request has it. */
+struct refdata_state {
+    char event_id[UUID_TEXT_BYTES];
     enum refdata_decision decision;
-    int64_t version;     /* of COMMITTED */
-    bool is_hydrated;    /* of COMMITTED by this process: refdata.item_change has a row of it */
-    bool makes_version;  /* by this event now; not where another one did, or an earlier commit */
-    enum status failure; /* of FAILED: its code is errorCode */
+    int64_t version;                   /* of COMMITTED */
+    char code[REFDATA_CODE_BYTES];     /* of FAILED: errorCode */
     char reason[REFDATA_REASON_BYTES]; /* of FAILED: errorMessage; UTF-8, no SQL text */
+};
+
+struct refdata_outcome {
+    struct str tenant, dict_code;
+    struct refdata_state state;
+    bool is_hydrated;   /* of COMMITTED by this process: refdata.item_change has a row of it */
+    bool makes_version; /* by this event now; not where another one did, or an earlier commit */
 };
 
 #endif

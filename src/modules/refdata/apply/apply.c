@@ -69,8 +69,8 @@ int64_t refdata_batch_next_version(struct batch *batch, struct entry *entry)
     entry->previous_event = entry->pair->event;
     entry->pair->event = str_from(command->update.event_id);
     command->decided = true;
-    command->outcome.decision = REFDATA_COMMITTED;
-    command->outcome.version = entry->version;
+    command->outcome.state.decision = REFDATA_COMMITTED;
+    command->outcome.state.version = entry->version;
     command->outcome.is_hydrated = entry->pair->is_hydrated;
     command->outcome.makes_version = true;
     return entry->version;
@@ -188,7 +188,7 @@ static enum status go_back(struct batch *batch, const struct before *before, str
         *before->entry.assembly = before->assembly;
     if (before->entry.pair) {
         *before->entry.pair = before->pair;
-        command->outcome.decision = REFDATA_PENDING;
+        command->outcome.state.decision = REFDATA_PENDING;
         command->outcome.makes_version = false;
         command->decided = false;
     }
@@ -229,7 +229,7 @@ static enum status write_alone(struct batch *batch, struct error *error)
     if (ends) {
         assembly->decision = REFDATA_FAILED;
         assembly->failure = STATUS_UPDATE_REFUSED;
-        assembly->reason = str_from(command->outcome.reason);
+        assembly->reason = str_from(command->outcome.state.reason);
         assembly->ending = command;
     }
     return refdata_batch_record(batch, error);
@@ -269,9 +269,9 @@ enum status refdata_apply_run(struct refdata_database *database, struct db_conn 
     if (status == STATUS_OK)
         status = batch.flags & REFDATA_APPLY_ALONE ? write_alone(&batch, error) : write_batch(&batch, error);
     for (size_t i = 0; i < count && status == STATUS_OK; i++) {
-        enum apply_result result = !commands[i].decided                                ? APPLY_STAGED
-                                   : commands[i].outcome.decision == REFDATA_COMMITTED ? APPLY_COMMITTED
-                                                                                       : APPLY_FAILED;
+        enum apply_result result = !commands[i].decided                                      ? APPLY_STAGED
+                                   : commands[i].outcome.state.decision == REFDATA_COMMITTED ? APPLY_COMMITTED
+                                                                                             : APPLY_FAILED;
         if (batch.entries[i].duplicate)
             result = APPLY_DUPLICATE;
         if (!batch.entries[i].duplicate || !commands[i].is_dead_letter)
@@ -296,12 +296,12 @@ void refdata_apply_report(struct refdata_database *database, const struct refdat
     decided = 0;
     for (size_t i = 0; i < count; i++) {
         const struct refdata_outcome *outcome = &commands[i].outcome;
-        if (commands[i].decided && outcome->decision == REFDATA_COMMITTED)
-            log_debug("update_committed", LOG_STR("eventId", outcome->event_id),
+        if (commands[i].decided && outcome->state.decision == REFDATA_COMMITTED)
+            log_debug("update_committed", LOG_CSTR("eventId", outcome->state.event_id),
                       LOG_STR("tenantId", outcome->tenant), LOG_STR("dictCode", outcome->dict_code),
-                      LOG_INT("version", outcome->version),
+                      LOG_INT("version", outcome->state.version),
                       LOG_STR("source", refdata_source_name(commands[i].update.source)));
-        if (outcome->decision != REFDATA_PENDING) {
+        if (outcome->state.decision != REFDATA_PENDING) {
             waited[decided] = commands[i].waited;
             outcomes[decided++] = *outcome;
         }

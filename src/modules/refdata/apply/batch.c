@@ -67,10 +67,6 @@ static const struct refdata_rows_sql process_sql = REFDATA_ROWS_SQL(PROCESS, "$1
     " select tenant_id, event_id from fresh"
 static const struct refdata_rows_sql process_unknown_sql =
     REFDATA_ORDERED_SQL(PROCESS_UNKNOWN, "$1, $2, $3, $4, $5, $6, $7");
-static const struct db_statement outcomes_sql = DB_STATEMENT(
-    "select u.at, r.status, r.committed_version, r.error_code, r.error_message, r.snapshot_id, r.content_hash"
-    " from unnest($1, $2) with ordinality as u (t, e, at)"
-    " join refdata.update_request r on r.tenant_id = u.t and r.event_id = u.e::uuid");
 
 /* ---- small things ---- */
 
@@ -81,9 +77,10 @@ void refdata_command_fail(struct refdata_command *command, enum status failure, 
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    str_copy(command->outcome.reason, sizeof command->outcome.reason, str_from(text));
-    command->outcome.decision = REFDATA_FAILED;
-    command->outcome.failure = failure;
+    struct refdata_state *state = &command->outcome.state;
+    str_copy(state->code, sizeof state->code, str_from(status_code(failure)));
+    str_copy(state->reason, sizeof state->reason, str_from(text));
+    state->decision = REFDATA_FAILED;
     command->decided = true;
 }
 
@@ -139,16 +136,16 @@ void refdata_batch_open(struct batch *batch)
         struct refdata_command *command = &batch->commands[i];
         const struct refdata_update *update = &command->update;
         struct refdata_outcome *outcome = &command->outcome;
-        command->decided = outcome->decision == REFDATA_FAILED;
+        command->decided = outcome->state.decision == REFDATA_FAILED;
         command->others = NULL;
         command->other_count = 0;
         outcome->tenant = update->tenant;
         outcome->dict_code = update->dict_code;
-        outcome->event_id = str_from(update->event_id);
+        memcpy(outcome->state.event_id, update->event_id, UUID_TEXT_BYTES);
         outcome->makes_version = false;
         if (command->decided)
             continue;
-        outcome->decision = REFDATA_PENDING;
+        outcome->state.decision = REFDATA_PENDING;
         const struct refdata_dictionary *dictionary = refdata_catalog_find(batch->catalog, update->dict_code);
         enum status refusal = STATUS_OK;
         struct error refused;
@@ -199,7 +196,7 @@ static struct entry *find_event(const struct batch *batch, const struct map *kno
     MAP_MATCH(node, known, hash_seeded(event_id)) {
         struct entry *entry = CONTAINER_OF(node, struct entry, node);
         const struct refdata_outcome *outcome = &batch->commands[entry - batch->entries].outcome;
-        if (str_eq(outcome->event_id, event_id) && str_eq(outcome->tenant, tenant))
+        if (str_eq(str_from(outcome->state.event_id), event_id) && str_eq(outcome->tenant, tenant))
             return entry;
     }
     return NULL;
@@ -210,11 +207,11 @@ static void find_duplicates(struct batch *batch, const struct db_result *fresh)
 {
     struct map known = {0};
     for (size_t i = 0; i < batch->count; i++) {
-        const struct refdata_outcome *own = &batch->commands[i].outcome;
-        struct entry *entry = &batch->entries[i],
-                     *first = find_event(batch, &known, own->tenant, own->event_id);
+        const struct refdata_update *own = &batch->commands[i].update;
+        struct str event_id = str_from(own->event_id);
+        struct entry *entry = &batch->entries[i], *first = find_event(batch, &known, own->tenant, event_id);
         if (!first)
-            map_add(&known, &entry->node, hash_seeded(own->event_id));
+            map_add(&known, &entry->node, hash_seeded(event_id));
         entry->first = first ? (size_t)(first - batch->entries) : i;
         entry->duplicate = true;
     }
@@ -231,30 +228,19 @@ static void find_duplicates(struct batch *batch, const struct db_result *fresh)
 }
 
 static void take_outcome(const struct batch *batch, struct refdata_command *command,
-                         const struct db_result *rows, size_t row)
+                         const struct refdata_state_row *found)
 {
     struct refdata_outcome *outcome = &command->outcome;
-    enum refdata_decision decision = refdata_decision_of(db_result_str(rows, row, 1));
-    struct str hash = db_result_str(rows, row, 6);
     /* Another update under an event's id has no effect. A POST is refused; for a command of others this is logged. */
-    if (hash.len && !str_eq(hash, refdata_acceptance_hash(&command->update, batch->arena)))
-        log_warn("event_id_conflict", LOG_STR("eventId", outcome->event_id),
+    if (found->content_hash.len &&
+        !str_eq(found->content_hash, refdata_acceptance_hash(&command->update, batch->arena)))
+        log_warn("event_id_conflict", LOG_CSTR("eventId", outcome->state.event_id),
                  LOG_STR("tenantId", outcome->tenant), LOG_STR("dictCode", outcome->dict_code),
                  LOG_STR("source", refdata_source_name(command->update.source)));
-    *outcome = (struct refdata_outcome){
-        .tenant = outcome->tenant, .dict_code = outcome->dict_code, .event_id = outcome->event_id};
-    if (decision == REFDATA_COMMITTED) {
-        outcome->decision = REFDATA_COMMITTED;
-        outcome->version = db_result_i64(rows, row, 2);
-    } else if (decision == REFDATA_FAILED) {
-        struct str reason = db_result_str(rows, row, 4);
-        refdata_command_fail(command, refdata_status_of_code(db_result_str(rows, row, 3)), "%.*s",
-                             STR_ARG(reason));
-        command->decided = false;
-    } else if (db_result_is_null(rows, row, 5)) { /* no chunk */
-        /* An event that was processed while this update is pending was another update's. Nothing else would decide it. */
+    *outcome = (struct refdata_outcome){outcome->tenant, outcome->dict_code, .state = found->state};
+    /* An event that was processed while this update is pending was another update's. Nothing else would decide it. */
+    if (found->state.decision == REFDATA_PENDING && !found->is_chunk)
         refdata_command_fail(command, STATUS_EVENT_ID_CONFLICT, "another update had this eventId");
-    }
 }
 
 /* A duplicate gets the outcome of the first one: its sender may still wait, if the reply to the commit was lost. */
@@ -269,17 +255,20 @@ static enum status read_outcomes(struct batch *batch, struct error *error)
     for (size_t i = 0; i < batch->count; i++) {
         if (!batch->entries[i].duplicate || batch->entries[i].first != i)
             continue;
-        batch->commands[i].outcome.decision = REFDATA_PENDING;
+        batch->commands[i].outcome.state.decision = REFDATA_PENDING;
         batch->commands[i].decided = false;
         places[columns.rows] = i;
-        refdata_columns_add(
-            &columns, REFDATA_ROW(batch->commands[i].outcome.tenant, batch->commands[i].outcome.event_id));
+        refdata_columns_add(&columns, REFDATA_ROW(batch->commands[i].update.tenant,
+                                                  str_from(batch->commands[i].update.event_id)));
     }
     refdata_columns_bind_arrays(&columns, params);
     if (columns.rows)
-        status = db_query(batch->conn, &outcomes_sql, params, batch->deadline_ns, &rows, error);
-    for (size_t row = 0; rows && row < db_result_rows(rows); row++)
-        take_outcome(batch, &batch->commands[places[db_result_i64(rows, row, 0) - 1]], rows, row);
+        status = db_query(batch->conn, &refdata_states_sql, params, batch->deadline_ns, &rows, error);
+    for (size_t row = 0; rows && row < db_result_rows(rows); row++) {
+        struct refdata_state_row found;
+        refdata_states_row(rows, row, &found);
+        take_outcome(batch, &batch->commands[places[found.place]], &found);
+    }
     refdata_columns_free(&columns);
     db_result_free(rows);
     return status;

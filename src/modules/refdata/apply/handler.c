@@ -168,11 +168,11 @@ static void apply_batch(void *context, struct bus_batch *batch)
     enum status status = apply_memo(memo, batch);
     FAILPOINT("apply.before_commit");
     if (status != STATUS_OK || memo->count != 1 || !command->waited || !command->decided ||
-        command->other_count > 0 || outcome->decision != REFDATA_COMMITTED)
+        command->other_count > 0 || outcome->state.decision != REFDATA_COMMITTED)
         return;
     /* A single update whose client waits in another process: the notice goes out in the commit's round trip. */
     struct buf text = {0};
-    refdata_decisions_put_committed(&text, outcome->tenant, outcome->event_id, outcome->version);
+    refdata_decisions_put_committed(&text, outcome);
     batch->notice_channel = STR(REFDATA_DECISIONS_CHANNEL);
     batch->notice_payload = arena_str(&memo->arena, buf_str(&text));
     buf_deinit(&text);
@@ -203,14 +203,14 @@ static void batch_committed(void *context, const struct bus_batch *batch, size_t
     refdata_apply_report(context, memo->commands, memo->count);
     for (size_t i = 0; i < memo->count; i++) {
         const struct refdata_command *command = &memo->commands[i];
-        if (!command->decided || command->outcome.decision != REFDATA_FAILED)
+        const struct refdata_state *state = &command->outcome.state;
+        if (!command->decided || state->decision != REFDATA_FAILED)
             continue;
-        log_warn("update_failed", LOG_STR("eventId", command->outcome.event_id),
+        log_warn("update_failed", LOG_CSTR("eventId", state->event_id),
                  LOG_STR("tenantId", command->outcome.tenant),
                  LOG_STR("dictCode", command->outcome.dict_code),
                  LOG_STR("source", refdata_source_name(command->update.source)),
-                 LOG_CSTR("code", status_code(command->outcome.failure)),
-                 LOG_CSTR("reason", command->outcome.reason));
+                 LOG_CSTR("code", state->code), LOG_CSTR("reason", state->reason));
     }
     free_memo(memo);
 }

@@ -95,17 +95,17 @@ static void write_statuses(struct batch *batch)
     refdata_columns_begin(&columns, inserts ? 10 : 6, batch->arena);
     for (size_t i = 0; i < batch->count; i++) {
         const struct refdata_update *update = &batch->commands[i].update;
-        const struct refdata_outcome *outcome = &batch->commands[i].outcome;
-        bool is_failed = outcome->decision == REFDATA_FAILED;
+        const struct refdata_state *state = &batch->commands[i].outcome.state;
+        bool is_failed = state->decision == REFDATA_FAILED;
         if (!batch->commands[i].decided)
             continue;
-        bool is_committed = outcome->decision == REFDATA_COMMITTED;
+        bool is_committed = state->decision == REFDATA_COMMITTED;
         refdata_columns_add(&columns,
-                            REFDATA_ROW(outcome->tenant, outcome->event_id,
-                                        str_from(refdata_decision_name(outcome->decision)),
-                                        is_committed ? REFDATA_I64(batch->arena, outcome->version) : STR_NONE,
-                                        is_failed ? str_from(status_code(outcome->failure)) : STR_NONE,
-                                        is_failed ? str_from(outcome->reason) : STR_NONE,
+                            REFDATA_ROW(update->tenant, str_from(state->event_id),
+                                        str_from(refdata_decision_name(state->decision)),
+                                        is_committed ? REFDATA_I64(batch->arena, state->version) : STR_NONE,
+                                        is_failed ? str_from(state->code) : STR_NONE,
+                                        is_failed ? str_from(state->reason) : STR_NONE,
                                         /* of an insert: */
                                         update->dict_code, refdata_source_name(update->source),
                                         inserts ? refdata_acceptance_hash(update, batch->arena) : STR_NONE,

@@ -240,8 +240,8 @@ void refdata_assembly_decide(struct batch *batch, size_t at)
         refdata_command_fail(command, assembly->failure, "%.*s", STR_ARG(assembly->reason));
         return;
     }
-    command->outcome.decision = assembly->decision;
-    command->outcome.version = assembly->version;
+    command->outcome.state.decision = assembly->decision;
+    command->outcome.state.version = assembly->version;
     command->decided = assembly->decision != REFDATA_PENDING;
 }
 
@@ -271,13 +271,14 @@ void refdata_assembly_end(const struct assembly *assembly, struct refdata_writer
     *outcomes = arena_zalloc(writer->arena, (*count + 1) * sizeof **outcomes);
     for (size_t i = 0; i < *count; i++) {
         struct refdata_outcome *outcome = &(*outcomes)[i];
-        *outcome = (struct refdata_outcome){.tenant = assembly->pair->tenant,
-                                            .dict_code = assembly->pair->code,
-                                            .event_id = arena_str(writer->arena, db_result_str(rows, i, 0)),
-                                            .decision = assembly->decision,
-                                            .version = assembly->version,
-                                            .failure = assembly->failure};
-        str_copy(outcome->reason, sizeof outcome->reason, assembly->reason);
+        *outcome =
+            (struct refdata_outcome){.tenant = assembly->pair->tenant,
+                                     .dict_code = assembly->pair->code,
+                                     .state = {.decision = assembly->decision, .version = assembly->version}};
+        struct refdata_state *state = &outcome->state;
+        str_copy(state->event_id, sizeof state->event_id, db_result_str(rows, i, 0));
+        str_copy(state->code, sizeof state->code, str_from(status_code(assembly->failure)));
+        str_copy(state->reason, sizeof state->reason, assembly->reason);
     }
     db_result_free(rows);
 }

@@ -157,7 +157,7 @@ static enum status commit_direct(struct group *group, struct db_conn *conn, stru
     for (size_t i = 0; status == STATUS_OK && i < group->count; i++) {
         struct refdata_acceptance *acceptance = &group->posts[i]->acceptance;
         refdata_acceptance_take_new(acceptance);
-        refdata_outcome_state(&commands[i].outcome, &acceptance->state);
+        acceptance->state = commands[i].outcome.state;
     }
     if (status == STATUS_OK)
         refdata_apply_report(group->database, commands, group->count);

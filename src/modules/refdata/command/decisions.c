@@ -110,29 +110,29 @@ static void release_waiters(struct refdata_decisions *decisions, struct str tena
 
 /* ---- decided here ---- */
 
-void refdata_decisions_put_committed(struct buf *out, struct str tenant, struct str event_id, int64_t version)
+void refdata_decisions_put_committed(struct buf *out, const struct refdata_outcome *outcome)
 {
-    buf_printf(out, "%.*s/%.*s/COMMITTED/%lld", STR_ARG(tenant), STR_ARG(event_id), (long long)version);
+    buf_printf(out, "%.*s/%s/COMMITTED/%lld", STR_ARG(outcome->tenant), outcome->state.event_id,
+               (long long)outcome->state.version);
 }
 
 void refdata_decisions_made(struct refdata_decisions *decisions, const struct refdata_outcome *outcomes,
                             const bool *waited, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        struct refdata_state state;
+        const struct refdata_state *state = &outcomes[i].state;
         struct str tenant = outcomes[i].tenant;
-        refdata_outcome_state(&outcomes[i], &state);
-        release_waiters(decisions, tenant, &state);
+        release_waiters(decisions, tenant, state);
         /* Sent also where a client waited here: the update may have been sent to several processes. */
         if (!waited || !waited[i] || !decisions->notifier)
             continue;
         struct buf payload = {0};
-        if (state.decision == REFDATA_COMMITTED)
-            refdata_decisions_put_committed(&payload, tenant, str_from(state.event_id), state.version);
+        if (state->decision == REFDATA_COMMITTED)
+            refdata_decisions_put_committed(&payload, &outcomes[i]);
         else
-            buf_printf(&payload, "%.*s/%s/%s/%lld/%s/%s", STR_ARG(tenant), state.event_id,
-                       refdata_decision_name(state.decision), (long long)state.version, state.code,
-                       state.reason);
+            buf_printf(&payload, "%.*s/%s/%s/%lld/%s/%s", STR_ARG(tenant), state->event_id,
+                       refdata_decision_name(state->decision), (long long)state->version, state->code,
+                       state->reason);
         db_notify(decisions->notifier, STR(REFDATA_DECISIONS_CHANNEL), buf_str(&payload));
         buf_deinit(&payload);
     }
