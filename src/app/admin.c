@@ -17,9 +17,14 @@ const char *admin_text(struct admin *admin, const struct db_result *rows, size_t
     if (db_result_is_null(rows, row, column))
         return missing;
     struct str found = db_result_str(rows, row, column);
-    char *text = arena_alloc(&admin->texts, found.len + 1);
-    for (size_t i = 0; i <= found.len; i++)
-        text[i] = i < found.len && iscntrl((unsigned char)found.ptr[i]) ? ' ' : found.ptr[i];
+    char *text = arena_alloc(&admin->texts, found.len + 1), *end = text;
+    for (size_t i = 0; i < found.len; i++) {
+        unsigned char c = (unsigned char)found.ptr[i];
+        bool is_c1 = c == 0xc2 && i + 1 < found.len && (unsigned char)found.ptr[i + 1] < 0xa0; /* two bytes */
+        *end++ = iscntrl(c) || is_c1 ? ' ' : (char)c;
+        i += is_c1;
+    }
+    *end = '\0';
     return text;
 }
 

@@ -142,6 +142,17 @@ def test_n2_list_and_show(server, db, dlq):
     eventually(lambda: statuses(db, "looked-at") == ["SENT"])
 
 
+def test_n2_control_characters_of_senders_do_not_reach_the_terminal(server, db, dlq):
+    publish(db, (b"k", {"event-id": "painted"}, b"\xff"))
+    letter = str(eventually(lambda: letters(db, event_id="painted"))[0]["dlq_id"])
+    db.query("update notification.notification_nats_dlq set reason = %s where dlq_id = %s",
+             ("a\x1b[2J\x7f\u009b3Jжb\u0085", letter))
+    line, = [line for line in dlq("list")[1] if line.startswith(f"id={letter} ")]
+    assert line.endswith("reason=a [2J  3Jжb ")
+    assert "reason: a [2J  3Jжb " in dlq("show", letter)[1]
+    assert dlq("discard", letter)[0] == 0
+
+
 def test_a_wrong_call_changes_nothing(server, db, dlq):
     before = (letters(db, status="DEAD"), audit(db))
     for args in ((), ("mend",), ("requeue",), ("discard", "x"), ("requeue", "--all", "7"), ("list", "--status", "odd"),
