@@ -1,4 +1,5 @@
 """R9: what other programs put into their own topics becomes updates: once each, in order, garbage aside."""
+import contextlib
 import json
 import uuid
 
@@ -7,6 +8,7 @@ import pytest
 from lib import on_engines
 from lib.refdata import TENANT
 from lib.wait import eventually
+from lib.writers import delta, updates_path
 
 SIZES = {"adapter": 2, "command,apply,relay": 1, "query": 1}
 
@@ -133,6 +135,32 @@ def test_a_topic_of_another_shape_is_mapped(adapted, external):
     items = dict(fleet.database.query("select item_key, payload from refdata.dictionary_item where not deleted"))
     assert items == {"x": {"price": 1.1}}
     eventually(lambda: len(external.dead()) == 1)
+
+
+def test_sources_that_wait_for_a_lock_leave_posts_their_threads(make_fleet, refdata_db, kafka):  # pylint: disable=unused-argument
+    """R10: however many sources there are, their messages are handled by threads of their own."""
+    topics = [External(f"{refdata_db.name}.external{number}") for number in range(12)]
+    fleet = make_fleet(sizes={"command,adapter": 1}, kafka={"handlers": 2}, adapter={"handlers": 2, "sources": [
+        {"topic": topic.name, "group": topic.name, "tenant": {"fixed": TENANT}} for topic in topics]})
+    for topic in topics:
+        on_engines.eventually_reads(topic.name, topic.name)
+    events = [str(uuid.uuid4()) for _ in topics for _ in range(8)]
+    waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    with contextlib.closing(refdata_db.connect()) as connection:
+        connection.autocommit = False
+        for event in events:
+            connection.cursor().execute(
+                "insert into refdata.update_request (tenant_id, event_id, dict_code, status, content_hash)"
+                " values (%s, %s, 'PLAIN', 'PENDING', '')", (TENANT, event))
+        for number, event in enumerate(events):
+            topics[number % len(topics)].send(update({"a": 1}, eventId=event), key=f"{number}".encode())
+        eventually(lambda: refdata_db.value(waiting) >= 2)
+        with fleet.of("command")[0].client(fleet.token) as client:
+            for number in range(5):
+                assert client.post(updates_path("ASYNC"), delta("PLAIN", {"b": number})).status == 202
+        assert refdata_db.value(waiting) == 2
+        connection.rollback()
+    eventually(lambda: refdata_db.value("select count(*) from refdata.update_request") == len(events) + 5)
 
 
 @pytest.mark.whole

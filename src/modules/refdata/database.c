@@ -11,7 +11,6 @@ enum {
     /* Beside handlers of commands, all at once: the committer, changes, two of the commands' outbox and two of the relay's,
      * invalidations, rereading decisions, upkeep of the bus and of apply. */
     OWN_THREADS = 10,
-    ADAPTER_THREADS = 2, /* beside its handlers */
     STOP_GRACE_MS = 5000,
 };
 
@@ -88,8 +87,6 @@ void refdata_database_start(struct refdata_database *database)
     int64_t handlers = bus->commands == KERNEL_KAFKA ? refdata->first->kafka.handlers : bus->handlers;
     if (database->is_started || database->is_closing)
         return;
-    if (refdata_has_role(refdata, "adapter") && refdata->first->adapter.sources.count > 0)
-        handlers += refdata->first->adapter.handlers + ADAPTER_THREADS; /* a burst delays nothing else */
     database->is_started = true;
     site->workers = worker_pool_create("flow", (unsigned)handlers + OWN_THREADS, SIZE_MAX);
     enum status status = refdata_buses_open(database, &error);

@@ -3,7 +3,8 @@
  * Nothing of a message is decided by time: one that is not committed is redelivered and judged again. A dictionary whose SQL
  * PostgreSQL refuses for now is not the message's fault: the partition waits for it, as the sender of a POST would.
  *
- * Each database that a source writes to has a Kafka bus of its own, so that positions commit after that database's transactions. */
+ * Each database that a source writes to has a Kafka bus of its own, so that positions commit after that database's transactions,
+ * and threads of its own, so that however many partitions wait for PostgreSQL, nothing else waits for them. */
 #include "modules/refdata/adapter/adapter.h"
 
 #include <stdlib.h>
@@ -13,7 +14,7 @@
 #include "base/memory.h"
 #include "base/trace.h"
 
-enum { ARENA_BYTES = 65536 };
+enum { ARENA_BYTES = 65536, OWN_THREADS = 2 };
 
 struct metric_family refdata_adapter_messages_family = {
     .name = "refdata_adapter_messages_total",
@@ -227,7 +228,8 @@ void refdata_reader_gap(void *context, unsigned partition, int64_t offset, int64
 
 struct refdata_adapter {
     struct arena arena; /* of the sources */
-    struct bus *bus;    /* the site's; NULL: it could not be made */
+    struct worker_pool *workers;
+    struct bus *bus; /* the site's; NULL: it could not be made */
     size_t count;
     struct refdata_reader readers[];
 };
@@ -267,13 +269,11 @@ static enum status open_bus(struct refdata_adapter *adapter, struct refdata_data
     for (size_t i = 0; i < adapter->count; i++)
         topics[i].name =
             adapter->readers[i].source->settings->topic.ptr; /* its partitions are not ours to count */
-    enum status status =
-        refdata_buses_open_kafka(database->refdata,
-                                 &(struct bus_kafka_config){.workers = database->site.workers,
-                                                            .target = &target,
-                                                            .topics = topics,
-                                                            .topic_count = adapter->count},
-                                 &adapter->bus, error);
+    enum status status = refdata_buses_open_kafka(
+        database->refdata,
+        &(struct bus_kafka_config){
+            .workers = adapter->workers, .target = &target, .topics = topics, .topic_count = adapter->count},
+        &adapter->bus, error);
     for (size_t i = 0; i < adapter->count && status == STATUS_OK; i++) {
         struct refdata_reader *reader = &adapter->readers[i];
         status = bus_subscribe(adapter->bus,
@@ -306,6 +306,8 @@ static void *create_adapter(void *owner, struct error *failure)
         free(adapter);
         return database->adapter = NULL;
     }
+    adapter->workers = worker_pool_create(
+        "adapter", (unsigned)database->refdata->first->adapter.handlers + OWN_THREADS, SIZE_MAX);
     if (status == STATUS_OK)
         status = open_bus(adapter, database, &error);
     if (status != STATUS_OK) {
@@ -318,15 +320,25 @@ static void *create_adapter(void *owner, struct error *failure)
     return adapter;
 }
 
+static void stop_adapter(void *part)
+{
+    const struct refdata_adapter *adapter = part;
+    worker_pool_stop(adapter->workers);
+}
+
 static void destroy_adapter(void *part)
 {
     struct refdata_adapter *adapter = part;
+    worker_pool_destroy(adapter->workers);
     arena_deinit(&adapter->arena);
     free(adapter);
 }
 
-const struct kernel_part refdata_adapter_part = {
-    .roles = {"adapter"}, .create = create_adapter, .destroy = destroy_adapter};
+const struct kernel_part refdata_adapter_part = {.roles = {"adapter"},
+                                                 .create = create_adapter,
+                                                 .stop = stop_adapter,
+                                                 .destroy = destroy_adapter,
+                                                 .outlives_buses = true};
 
 bool refdata_adapter_is_up(const struct refdata_adapter *adapter)
 {
