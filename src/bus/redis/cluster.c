@@ -203,6 +203,7 @@ static void on_node_open(struct redis_link *link)
     struct redis_request *request;
 
     metric_add(node->cluster->connections, 1);
+    node->opened_ns = clock_mono_ns();
     STAILQ_FOREACH(request, &node->requests, link)
         request->answer_by_ns = answer_by_ns;
     node_expect(node);

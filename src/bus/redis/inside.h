@@ -212,6 +212,7 @@ struct redis_node {
     struct redis_requests requests; /* sent, not answered */
     struct loop_timer timer;        /* of the connection, or of the first request's answer */
     struct backoff backoff;
+    int64_t opened_ns; /* when its connection was last opened */
     int64_t avoided_until_ns;
     bool is_down; /* and logged */
     char reason[200];
@@ -316,7 +317,7 @@ struct redis_reader {
     /* pods.c */
     struct redis_request pods_request;
     struct redis_node *node; /* where the last read was answered */
-    int64_t steady_ns;       /* since this time every read was answered, by this node */
+    int64_t steady_ns;       /* since this time every read was answered, by this node, on one connection */
     int64_t pods_at_ns;
 };
 

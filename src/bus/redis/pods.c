@@ -1,7 +1,7 @@
 /* Removes the consumer groups of dead pods: groups of the same subscription (GROUP:POD) that no consumer has read for pod_dead_ms. A
  * pod that lives reads its own pending entries several times in this period, since Redis does not note when a consumer found nothing
  * new. A node that has just become the master, or has restarted, has old times. So groups are removed only by a reader that has read
- * from the same node for pod_dead_ms without a failure. */
+ * from the same node for pod_dead_ms without a failure, on the same connection, which does not outlive a restart. */
 #include "bus/redis/inside.h"
 
 #include "base/hash.h"
@@ -55,7 +55,7 @@ void redis_pods_look(struct redis_reader *reader)
     int64_t now_ns = clock_mono_ns(), every_ns = TASK_MS(reader->redis->config.pod_dead_ms) / 4;
     bool is_first = reader->pods_at_ns == 0;
 
-    if (reader->topic->node != reader->node)
+    if (reader->topic->node != reader->node || reader->node->opened_ns > reader->steady_ns)
         reader->steady_ns = now_ns;
     reader->node = reader->topic->node;
     if (request->is_busy || now_ns < reader->pods_at_ns)

@@ -314,6 +314,39 @@ static void test_a_dead_pods_group_is_removed_and_ours_when_we_go(void **state)
     recorder_deinit(&every);
 }
 
+/* A Redis that restarts has the times of the last rewrite of its file. Between two reads nobody notices the restart. */
+static void test_a_living_pods_group_is_kept_when_redis_restarts(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "restarts", .partitions = 1};
+    struct one_reader readers[2];
+    redis_next.pod_dead_ms = 800;
+    redis_next.poll_ms = 600000; /* they read when the channel wakes them */
+    for (size_t i = 0; i < 2; i++)
+        one_reader_open(&readers[i], &topic);
+    redis_next.pod_dead_ms = redis_next.poll_ms = 0;
+    publish(&readers[0].process, "restarts", "k", 1);
+    for (size_t i = 0; i < 2; i++)
+        assert_true(recorder_await_committed(&readers[i].every, 1));
+    redis_fixture_ask(0, "BGREWRITEAOF");
+    REDIS_AWAIT(strstr(redis_fixture_text(0, "INFO persistence"), "aof_rewrite_in_progress:0") != NULL);
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < 30; i++) {
+            redis_fixture_ask(0, "PUBLISH restarts:pub nothing");
+            nanosleep(&(const struct timespec){.tv_nsec = 50000000}, NULL);
+        }
+        if (round == 0) {
+            redis_fixture_kill(0);
+            redis_fixture_run(0);
+        }
+    }
+    assert_int_equal(group_count("restarts:stream"), 2);
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(redis_gaps(&readers[i].every), 0);
+        one_reader_close(&readers[i]);
+    }
+}
+
 /* ---- what Redis does not offer ---- */
 
 static void test_shared_groups_and_partitions_are_refused(void **state)
@@ -383,6 +416,7 @@ int redis_run_streams(void)
         cmocka_unit_test(test_a_publishers_clock_decides_nothing_about_what_is_kept),
         cmocka_unit_test(test_a_stream_is_kept_as_long_as_configured),
         cmocka_unit_test(test_a_dead_pods_group_is_removed_and_ours_when_we_go),
+        cmocka_unit_test(test_a_living_pods_group_is_kept_when_redis_restarts),
         cmocka_unit_test(test_shared_groups_and_partitions_are_refused),
         cmocka_unit_test(test_entries_whose_reply_was_lost_are_read_again),
     };
