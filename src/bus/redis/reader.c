@@ -223,6 +223,7 @@ static void on_answered(struct redis_request *request, const struct error *error
     if (error) { /* joins again: at once if only the group is gone, else after a pause */
         reader_move(reader, READER_JOINING);
         reader->entries.count = reader->entry_at = 0;
+        reader->poll_at_ns = 0; /* the stream may have been trimmed meanwhile */
         if (error->status == STATUS_IO && reader->count_max > 1)
             reader->count_max /= 2; /* the reply may have been too large */
         bool is_group_lost = str_starts_with(str_from(error->message), STR("NOGROUP"));

@@ -403,6 +403,31 @@ static void test_entries_whose_reply_was_lost_are_read_again(void **state)
     one_reader_close(&reader);
 }
 
+/* While it is not connected the stream is cut down to what it has not seen the beginning of. Redis holds back its read until it gives
+ * up, then what trims the stream, then its way back. */
+static void test_trimmed_while_a_read_fails_is_a_gap(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "trim-lost", .partitions = 1};
+    struct one_reader reader;
+    redis_next.poll_ms = 600000; /* the channel alone wakes it */
+    redis_next.answer_ms = 300;
+    one_reader_open(&reader, &topic);
+    redis_next.poll_ms = redis_next.answer_ms = 0;
+    publish(&reader.process, "trim-lost", "k", 0);
+    assert_true(recorder_await_committed(&reader.every, 1));
+    unsigned node = where("trim-lost:stream");
+    redis_fixture_ask(node, "CLIENT PAUSE 1000 WRITE");
+    redis_fixture_ask(node, "CLIENT KILL TYPE pubsub");
+    REDIS_AWAIT(strstr(redis_fixture_text(node, "INFO clients"), "blocked_clients:1") != NULL);
+    redis_fixture_ask(node, "EVAL for\ti=1,20\tdo\tredis.call('XADD',KEYS[1],'*','event',i)end;"
+                            "return(redis.call('XTRIM',KEYS[1],'MAXLEN',5)) 1 trim-lost:stream");
+    assert_true(recorder_await_committed(&reader.every, 6));
+    assert_int_equal(reader.every.seen[1].number, 16);
+    assert_int_equal(redis_gaps(&reader.every), 1);
+    one_reader_close(&reader);
+}
+
 int redis_run_streams(void)
 {
     const struct CMUnitTest tests[] = {
@@ -419,6 +444,7 @@ int redis_run_streams(void)
         cmocka_unit_test(test_a_living_pods_group_is_kept_when_redis_restarts),
         cmocka_unit_test(test_shared_groups_and_partitions_are_refused),
         cmocka_unit_test(test_entries_whose_reply_was_lost_are_read_again),
+        cmocka_unit_test(test_trimmed_while_a_read_fails_is_a_gap),
     };
     return cmocka_run_group_tests_name("redis streams", tests, NULL, NULL);
 }
