@@ -74,8 +74,7 @@ static enum status load_pair(const struct verify *verify, struct verify_pair *pa
         *error = loaded.error;
         return error_context(error, "the database %.*s", STR_ARG(pair->dictionary->database->name));
     }
-    if (pair->loaded.snapshot)
-        cache_snapshot_unref(pair->loaded.snapshot);
+    cache_snapshot_unref(pair->loaded.snapshot);
     pair->loaded = loaded;
     return STATUS_OK;
 }

@@ -307,8 +307,7 @@ static struct cache_snapshot *end_build(struct cache_builder *builder)
         cache_chunk_release(builder->base_tail);
     if (chunks->tail != CHUNK_NONE && cache_chunks_entry(chunks, chunks->tail)->chunk != builder->base_tail)
         cache_chunk_release(cache_chunks_entry(chunks, chunks->tail)->chunk);
-    if (builder->base)
-        cache_snapshot_unref(builder->base);
+    cache_snapshot_unref(builder->base);
     free(builder);
     return next;
 }

@@ -61,7 +61,7 @@ struct cache_info {
 const struct cache_info *cache_snapshot_info(const struct cache_snapshot *snapshot);
 
 void cache_snapshot_ref(struct cache_snapshot *snapshot);
-/* Frees with the last one; a large one on a thread of its own, so that a loop never stalls on it. */
+/* NULL is fine. Frees with the last one; a large one on a thread of its own, so that a loop never stalls on it. */
 void cache_snapshot_unref(struct cache_snapshot *snapshot);
 /* Waits until those threads are done: before a process ends. */
 void cache_drain(void);

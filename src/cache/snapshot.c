@@ -89,7 +89,7 @@ void cache_snapshot_unref(struct cache_snapshot *snapshot)
 {
     pthread_t thread;
 
-    if (atomic_fetch_sub_explicit(&snapshot->refs, 1, memory_order_acq_rel) != 1)
+    if (!snapshot || atomic_fetch_sub_explicit(&snapshot->refs, 1, memory_order_acq_rel) != 1)
         return;
     if (cache_chunks_sole(&snapshot->chunks) > FREE_INLINE_CHUNKS) {
         count_aside(1);

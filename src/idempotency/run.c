@@ -238,8 +238,7 @@ void idempotency_run(const struct idempotency_call *call, struct idempotency_out
         }
         /* A lost connection may have been an old one; with a key, a retry finds out whether it committed. */
         may_retry = status == STATUS_DB_RETRY || (status == STATUS_DB_DOWN && conn && has_key);
-        if (conn)
-            db_release(conn); /* rolls back what was not committed */
+        db_release(conn); /* rolls back what was not committed */
     } while (may_retry && ++tries < TRIES_MAX && clock_mono_ns() < call->deadline_ns);
     FAILPOINT("idempotency.after_commit");
     outcome->error.status = status;

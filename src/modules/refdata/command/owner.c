@@ -97,8 +97,7 @@ static enum status look_up_item(void *context, const struct hydration_need *need
         entity->found = HYDRATION_IS;
         buf_put_str(entity->data, cache_record_body(record)); /* what the route shows of an item */
     }
-    if (answer.snapshot)
-        cache_snapshot_unref(answer.snapshot);
+    cache_snapshot_unref(answer.snapshot);
     return status;
 }
 

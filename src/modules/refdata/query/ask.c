@@ -103,8 +103,7 @@ void refdata_ask_again(struct refdata_ask *ask)
 
 void refdata_ask_free(struct refdata_ask *ask)
 {
-    if (ask->snapshot)
-        cache_snapshot_unref(ask->snapshot);
+    cache_snapshot_unref(ask->snapshot);
     stream_segment_unref(ask->opening);
     free(ask);
 }

@@ -44,7 +44,7 @@ static void on_keys(void *context, struct refdata_primary_answer *answer)
     if (is_good) {
         ask->from_primary = true;
         ask->snapshot = answer->snapshot;
-    } else if (answer->snapshot) {
+    } else {
         cache_snapshot_unref(answer->snapshot);
     }
     if (is_good || !is_in_force)

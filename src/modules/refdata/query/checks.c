@@ -151,8 +151,6 @@ static enum status check_drift(struct refdata_database *database, struct drift_c
         check->value = db_result_i64(result, 0, 0);
     }
     db_result_free(result);
-    if (conn)
-        db_rollback(conn);
     db_release(conn);
     return status;
 }

@@ -115,15 +115,6 @@ static enum status open_transaction(const struct refdata_load *load, int64_t dea
     return status;
 }
 
-/* Read only: nothing to commit. */
-static void close_transaction(struct db_conn *conn)
-{
-    if (!conn)
-        return;
-    db_rollback(conn);
-    db_release(conn);
-}
-
 /* ---- what is loaded in it ---- */
 
 static enum status load_all(const struct refdata_load *load, struct db_conn *conn,
@@ -148,7 +139,7 @@ static enum status load_all(const struct refdata_load *load, struct db_conn *con
     return STATUS_OK;
 }
 
-/* Leaves its transaction open, in *conn. */
+/* Leaves its transaction open, in *conn: db_release() rolls it back, there is nothing to commit. */
 static void load_by(const struct refdata_load *load, struct db_conn **conn, struct refdata_loaded *loaded)
 {
     int64_t began_ns = clock_mono_ns(), deadline_ns = clock_deadline_ms(load->timeout_ms);
@@ -180,7 +171,7 @@ void refdata_loader_load(const struct refdata_load *load, struct refdata_loaded 
 {
     struct db_conn *conn;
     load_by(load, &conn, loaded);
-    close_transaction(conn);
+    db_release(conn);
 }
 
 bool refdata_loader_differs(const struct refdata_load *load, int64_t *version)
@@ -199,9 +190,8 @@ bool refdata_loader_differs(const struct refdata_load *load, int64_t *version)
             cache_snapshot_unref(whole.snapshot);
         }
     }
-    close_transaction(conn);
-    if (by_changes.snapshot)
-        cache_snapshot_unref(by_changes.snapshot);
+    db_release(conn);
+    cache_snapshot_unref(by_changes.snapshot);
     return differs;
 }
 
@@ -228,8 +218,7 @@ void refdata_load_begin(struct refdata_load *load, const struct refdata_holding 
 
 void refdata_load_end(struct refdata_load *load)
 {
-    if (load->held)
-        cache_snapshot_unref(load->held);
+    cache_snapshot_unref(load->held);
     refdata_dictionary_unref(load->dictionary);
 }
 
@@ -273,7 +262,7 @@ static void run_load(struct worker_job *worker_job)
     FAILPOINT("query.before_swap");
     job->is_sent = true;
     loop_post(job->home, &job->message);
-    close_transaction(conn);
+    db_release(conn);
 }
 
 static void job_done(struct worker_job *worker_job)

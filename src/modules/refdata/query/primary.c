@@ -26,10 +26,7 @@ void refdata_primary_read(const struct refdata_dictionary *dictionary, struct st
         else
             cache_builder_abandon(builder);
     }
-    if (conn && keys.len)
-        db_rollback(conn); /* read only: nothing to commit */
-    if (conn)
-        db_release(conn);
+    db_release(conn); /* rolls back: nothing to commit */
     answer->status = status;
 }
 

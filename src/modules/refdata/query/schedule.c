@@ -229,7 +229,7 @@ void refdata_schedule_loaded(struct refdata_holding *holding, const struct refda
     holding->queue->running--;
     if (!is_dropped)
         refdata_holding_move(holding, HOLDING_IDLE);
-    if ((is_dropped || is_outdated) && loaded->snapshot)
+    if (is_dropped || is_outdated)
         cache_snapshot_unref(loaded->snapshot);
     if (!is_dropped && is_outdated) { /* by a definition that is no longer in force: waiters keep waiting */
         refdata_schedule_want(holding, 0);

@@ -50,24 +50,16 @@ struct refdata_history {
 
 /* ---- on a worker ---- */
 
-static enum status run_query(const struct refdata_history *history, struct db_conn *conn,
-                             const struct db_statement *sql, int64_t deadline_ns, struct db_result **result,
-                             struct error *error)
-{
-    return db_query(conn, sql,
-                    DB_PARAMS(db_text(history->tenant), db_text(history->dictionary->code),
-                              db_i64(history->from), db_i64(history->to)),
-                    deadline_ns, result, error);
-}
-
 /* The keys first: what is deleted in between shows as a gap. */
 static enum status read_outbox(struct refdata_history *history, struct db_conn *conn, int64_t deadline_ns,
                                struct error *error)
 {
+    const struct db_param params[] = {db_text(history->tenant), db_text(history->dictionary->code),
+                                      db_i64(history->from), db_i64(history->to), DB_END};
     struct db_result *keys = NULL, *gap = NULL;
-    enum status status = run_query(history, conn, &keys_sql, deadline_ns, &keys, error);
+    enum status status = db_query(conn, &keys_sql, params, deadline_ns, &keys, error);
     if (status == STATUS_OK)
-        status = run_query(history, conn, &gap_sql, deadline_ns, &gap, error);
+        status = db_query(conn, &gap_sql, params, deadline_ns, &gap, error);
     if (status == STATUS_OK) {
         history->gap = db_result_is_null(gap, 0, 0) ? history->from : db_result_i64(gap, 0, 0);
         history->count = db_result_rows(keys);
@@ -127,8 +119,7 @@ static void run_history(struct worker_job *job)
     history->status = db_acquire_long(history->dictionary->database->site.pool, deadline_ns, &conn, &error);
     if (history->status == STATUS_OK)
         history->status = read_outbox(history, conn, deadline_ns, &error);
-    if (conn)
-        db_release(conn);
+    db_release(conn);
     if (history->status == STATUS_OK)
         write_segment(history);
 }
