@@ -117,9 +117,9 @@ static enum status open_redis(struct refdata_database *database, struct bus **bu
 static bool is_needed(const struct refdata *refdata, enum refdata_need bus)
 {
     if (bus == REFDATA_NEEDS_COMMANDS)
-        return refdata_has_role(refdata, "command") || refdata_has_role(refdata, "adapter") ||
-               refdata_has_role(refdata, "apply");
-    return refdata_has_role(refdata, "relay") || refdata_has_role(refdata, "query");
+        return kernel_has_role(refdata->kernel, "command") || kernel_has_role(refdata->kernel, "adapter") ||
+               kernel_has_role(refdata->kernel, "apply");
+    return kernel_has_role(refdata->kernel, "relay") || kernel_has_role(refdata->kernel, "query");
 }
 
 /* The first database of the file has the names as they are, whatever a reload puts before it; others have their own name appended. */

@@ -13,8 +13,9 @@ static enum status check_value(uint32_t type_oid, struct error *error)
     return error_set(error, STATUS_DB_ERROR, "column v must be json or jsonb: use to_jsonb() or a cast");
 }
 
-static enum status check_field(const struct refdata_dictionary *dictionary, enum refdata_field field,
-                               struct db_conn *conn, int64_t deadline_ns, struct error *error)
+enum status refdata_provider_check_field(const struct refdata_dictionary *dictionary,
+                                         enum refdata_field field, struct db_conn *conn, int64_t deadline_ns,
+                                         struct error *error)
 {
     const struct refdata_sql *sql = &dictionary->sql[field];
     struct db_column columns[DB_COLUMNS_MAX];
@@ -62,19 +63,13 @@ enum status refdata_provider_check(struct refdata_dictionary *dictionary, struct
     enum status status = STATUS_OK;
     for (unsigned field = 0; field < REFDATA_FIELDS && status == STATUS_OK; field++)
         if (field != REFDATA_DRIFT_CHECK)
-            status = check_field(dictionary, field, conn, deadline_ns, error);
+            status = refdata_provider_check_field(dictionary, field, conn, deadline_ns, error);
     if (status != STATUS_OK || dictionary->is_builtin)
         return status;
     /* A loadSql that cannot stand inside another statement is no mistake: everything is loaded where some would do. */
     status = db_describe(conn, &dictionary->lookup, columns, &count, deadline_ns, &position, error);
     dictionary->can_lookup = status == STATUS_OK;
     return status == STATUS_DB_ERROR ? STATUS_OK : status;
-}
-
-enum status refdata_provider_check_drift(const struct refdata_dictionary *dictionary, struct db_conn *conn,
-                                         int64_t deadline_ns, struct error *error)
-{
-    return check_field(dictionary, REFDATA_DRIFT_CHECK, conn, deadline_ns, error);
 }
 
 /* ---- rows into a builder ---- */

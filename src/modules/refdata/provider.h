@@ -34,9 +34,10 @@ void refdata_write_staged(const struct refdata_write *change, struct refdata_wri
  * be asked. */
 enum status refdata_provider_check(struct refdata_dictionary *dictionary, struct db_conn *conn,
                                    int64_t deadline_ns, struct error *error) MUST_CHECK;
-/* The same of driftCheckSql, where there is one. */
-enum status refdata_provider_check_drift(const struct refdata_dictionary *dictionary, struct db_conn *conn,
-                                         int64_t deadline_ns, struct error *error) MUST_CHECK;
+/* The same of one template, where there is one. refdata_provider_check() leaves out driftCheckSql. */
+enum status refdata_provider_check_field(const struct refdata_dictionary *dictionary,
+                                         enum refdata_field field, struct db_conn *conn, int64_t deadline_ns,
+                                         struct error *error) MUST_CHECK;
 /* Puts the tenant's items into the builder: with `keys` (a text[]) those of them that are there, and perhaps others; without
  * (ptr NULL) all. */
 enum status refdata_provider_load(const struct refdata_dictionary *dictionary, struct str tenant,

@@ -96,11 +96,6 @@ static bool uses_store(const struct kernel *kernel, const void *section)
 
 /* ---- life ---- */
 
-bool refdata_has_role(const struct refdata *refdata, const char *role)
-{
-    return kernel_has_role(refdata->kernel, role);
-}
-
 struct refdata_catalog *refdata_catalog_hold(struct refdata *refdata)
 {
     pthread_mutex_lock(&refdata->catalog_lock);
@@ -158,11 +153,11 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     refdata->readers = worker_pool_create("primary", (unsigned)settings->barrier.parallel_reads,
                                           (size_t)settings->barrier.queue_max);
     /* The loops do not run yet, so this thread may stand in for the home loop. */
-    if (refdata_has_role(refdata, "query"))
+    if (kernel_has_role(refdata->kernel, "query"))
         refdata_keeper_preload(refdata);
-    if (refdata_has_role(refdata, "command"))
+    if (kernel_has_role(refdata->kernel, "command"))
         refdata_owner_provide(refdata);
-    if (refdata_has_role(refdata, "apply"))
+    if (kernel_has_role(refdata->kernel, "apply"))
         refdata_apply_metrics_register();
     refdata_databases_open(refdata, catalog);
     refdata_sweeps_start(refdata);
@@ -189,7 +184,7 @@ static void reload_on_home(void *arg)
     struct refdata_catalog *before = atomic_exchange(&refdata->catalog, reload->catalog);
     pthread_mutex_unlock(&refdata->catalog_lock);
     refdata_keeper_adopt(refdata, reload->catalog);
-    if (refdata_has_role(refdata, "query"))
+    if (kernel_has_role(refdata->kernel, "query"))
         refdata_keeper_preload(refdata);
     refdata_keeper_trim(refdata, NULL);
     refdata_sweeps_start(refdata);
@@ -254,7 +249,7 @@ static void put_role(struct refdata *refdata, const struct refdata_catalog *cata
     const struct kernel_bus_settings *bus = kernel_bus(refdata->kernel);
     struct str detail = STR("waiting for PostgreSQL");
     bool works = false;
-    if (!refdata_has_role(refdata, role))
+    if (!kernel_has_role(refdata->kernel, role))
         return;
     for (size_t i = 0; i < catalog->database_count && !works; i++) {
         const struct refdata_database *database = catalog->databases[i];
@@ -274,10 +269,10 @@ static void health(void *state, struct health *health)
     struct refdata *refdata = state;
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
     bool is_up = atomic_load(&refdata->query_up), adapters_are_up = true;
-    if (refdata_has_role(refdata, "query"))
+    if (kernel_has_role(refdata->kernel, "query"))
         health_role(health, "query", is_up,
                     is_up ? STR_NONE : STR("waiting for PostgreSQL or for preloaded dictionaries"));
-    if (refdata_has_role(refdata, "query") && !is_up)
+    if (kernel_has_role(refdata->kernel, "query") && !is_up)
         health->starting = true;
     put_role(refdata, catalog, "command", REFDATA_NEEDS_NO_BUS, health);
     put_role(refdata, catalog, "apply", REFDATA_NEEDS_COMMANDS, health);
@@ -288,7 +283,7 @@ static void health(void *state, struct health *health)
         adapters_are_up &= !refdata_database_runs(database) || !database->adapter ||
                            refdata_adapter_is_up(database->adapter);
     }
-    if (refdata_has_role(refdata, "adapter") && refdata->first->adapter.sources.count)
+    if (kernel_has_role(refdata->kernel, "adapter") && refdata->first->adapter.sources.count)
         health_component(health, "kafka", STR("adapter"), adapters_are_up, STR_NONE);
     for (size_t i = 0; i < catalog->database_count; i++) {
         const struct refdata_database *database = catalog->databases[i];

@@ -38,7 +38,6 @@ struct refdata {
 
 /* Any thread: the catalog in force, with a reference. */
 struct refdata_catalog *refdata_catalog_hold(struct refdata *refdata);
-bool refdata_has_role(const struct refdata *refdata, const char *role);
 
 /* ---- sweep.c: the periodic look at each database ---- */
 void refdata_sweeps_start(

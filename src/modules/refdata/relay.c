@@ -58,7 +58,7 @@ static void *create_relay(void *owner, struct error *error)
 {
     struct refdata_database *database = owner;
     struct kernel_site *site = &database->site;
-    if (!refdata_has_role(database->refdata, "relay"))
+    if (!kernel_has_role(database->refdata->kernel, "relay"))
         database->relay_notifier = db_notifier_create(site->home, &site->target, OUTBOX_NOTICE_WINDOW_US);
     else if (kernel_site_add_outbox(site,
                                     &(struct outbox_config){.table = &refdata_outbox_table,

@@ -93,7 +93,7 @@ static void sweep_prepare(void *context)
         pair->code = arena_str(&sweep->arena, holding->code);
         pair->local = cache_slot_read(&holding->slot);
     }
-    for (size_t i = 0; i < preload->count && refdata_has_role(refdata, "query"); i++) {
+    for (size_t i = 0; i < preload->count && kernel_has_role(refdata->kernel, "query"); i++) {
         struct str code = preload->items[i], tenant;
         str_split(&code, '/', &tenant);
         const struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, code);
@@ -130,7 +130,8 @@ static enum status check_sql(struct refdata_dictionary *dictionary, struct db_co
         return STATUS_OK;
     }
     if (status == STATUS_OK)
-        status = refdata_provider_check_drift(dictionary, conn, clock_deadline_ms(SWEEP_TIMEOUT_MS), error);
+        status = refdata_provider_check_field(dictionary, REFDATA_DRIFT_CHECK, conn,
+                                              clock_deadline_ms(SWEEP_TIMEOUT_MS), error);
     if (status != STATUS_OK && status != STATUS_DB_ERROR)
         return status;
     bool refused = status == STATUS_DB_ERROR;

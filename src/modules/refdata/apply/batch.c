@@ -227,22 +227,6 @@ static void find_duplicates(struct batch *batch, const struct db_result *fresh)
         batch->entries[i].duplicate &= !refdata_batch_is_chunk(batch, i);
 }
 
-static void take_outcome(const struct batch *batch, struct refdata_command *command,
-                         const struct refdata_state_row *found)
-{
-    struct refdata_outcome *outcome = &command->outcome;
-    /* Another update under an event's id has no effect. A POST is refused; for a command of others this is logged. */
-    if (found->content_hash.len &&
-        !str_eq(found->content_hash, refdata_acceptance_hash(&command->update, batch->arena)))
-        log_warn("event_id_conflict", LOG_CSTR("eventId", outcome->state.event_id),
-                 LOG_STR("tenantId", outcome->tenant), LOG_STR("dictCode", outcome->dict_code),
-                 LOG_STR("source", refdata_source_name(command->update.source)));
-    *outcome = (struct refdata_outcome){outcome->tenant, outcome->dict_code, .state = found->state};
-    /* An event that was processed while this update is pending was another update's. Nothing else would decide it. */
-    if (found->state.decision == REFDATA_PENDING && !found->is_chunk)
-        refdata_command_fail(command, STATUS_EVENT_ID_CONFLICT, "another update had this eventId");
-}
-
 /* A duplicate gets the outcome of the first one: its sender may still wait, if the reply to the commit was lost. */
 static enum status read_outcomes(struct batch *batch, struct error *error)
 {
@@ -267,7 +251,18 @@ static enum status read_outcomes(struct batch *batch, struct error *error)
     for (size_t row = 0; rows && row < db_result_rows(rows); row++) {
         struct refdata_state_row found;
         refdata_states_row(rows, row, &found);
-        take_outcome(batch, &batch->commands[places[found.place]], &found);
+        struct refdata_command *command = &batch->commands[places[found.place]];
+        struct refdata_outcome *outcome = &command->outcome;
+        /* Another update under an event's id has no effect. A POST is refused; for a command of others this is logged. */
+        if (found.content_hash.len &&
+            !str_eq(found.content_hash, refdata_acceptance_hash(&command->update, batch->arena)))
+            log_warn("event_id_conflict", LOG_CSTR("eventId", command->update.event_id),
+                     LOG_STR("tenantId", outcome->tenant), LOG_STR("dictCode", outcome->dict_code),
+                     LOG_STR("source", refdata_source_name(command->update.source)));
+        *outcome = (struct refdata_outcome){outcome->tenant, outcome->dict_code, .state = found.state};
+        /* An event that was processed while this update is pending was another update's. Nothing else would decide it. */
+        if (found.state.decision == REFDATA_PENDING && !found.is_chunk)
+            refdata_command_fail(command, STATUS_EVENT_ID_CONFLICT, "another update had this eventId");
     }
     refdata_columns_free(&columns);
     db_result_free(rows);

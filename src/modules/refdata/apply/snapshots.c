@@ -189,21 +189,6 @@ static void take_chunk(struct batch *batch, size_t at)
         complete_snapshot(batch, at);
 }
 
-static void begin_assembly(struct batch *batch, struct assembly *assembly,
-                           const struct refdata_update *update)
-{
-    struct pair *pair = assembly->pair;
-    assembly->chunks_total = update->chunks_total;
-    assembly->floor = pair->revision;
-    assembly->begun_version = pair->version;
-    assembly->occurred_ms = update->occurred_at_us / 1000;
-    pair->assembling = true;
-    refdata_writer_add(&batch->writer, &begin_sql,
-                       DB_PARAMS(db_text(pair->tenant), db_text(pair->code), db_uuid(assembly->id),
-                                 db_int(assembly->chunks_total), revision_param(assembly->floor),
-                                 db_i64(assembly->begun_version), db_i64(assembly->occurred_ms)));
-}
-
 void refdata_assembly_decide(struct batch *batch, size_t at)
 {
     struct refdata_command *command = &batch->commands[at];
@@ -213,8 +198,18 @@ void refdata_assembly_decide(struct batch *batch, size_t at)
     if (!entry->assembly)
         entry->assembly = assembly_of(batch, entry->pair, str_from(update->snapshot_id), &is_new);
     struct assembly *assembly = entry->assembly;
-    if (is_new)
-        begin_assembly(batch, assembly, update);
+    if (is_new) {
+        struct pair *pair = entry->pair;
+        assembly->chunks_total = update->chunks_total;
+        assembly->floor = pair->revision;
+        assembly->begun_version = pair->version;
+        assembly->occurred_ms = update->occurred_at_us / 1000;
+        pair->assembling = true;
+        refdata_writer_add(&batch->writer, &begin_sql,
+                           DB_PARAMS(db_text(pair->tenant), db_text(pair->code), db_uuid(assembly->id),
+                                     db_int(assembly->chunks_total), revision_param(assembly->floor),
+                                     db_i64(assembly->begun_version), db_i64(assembly->occurred_ms)));
+    }
     enum chunk chunk = compare_chunk(batch, at);
     const char *conflict = update->chunks_total != assembly->chunks_total
                                ? "chunksTotal is not that of the snapshot's other chunks"

@@ -76,9 +76,11 @@ static size_t take_group(struct refdata_committer *committer, struct refdata_pos
 
 /* ---- committing it, on a worker ---- */
 
-static void commit_queue(struct refdata_committer *committer)
+static int64_t committer_step(struct task *task, void *context)
 {
+    struct refdata_committer *committer = context;
     struct refdata_post *group[GROUP_MAX], *posts[GROUP_MAX];
+    (void)task;
     for (size_t taken; (taken = take_group(committer, group)) > 0;) {
         int64_t begun_ns = clock_mono_ns();
         size_t count = 0;
@@ -99,12 +101,6 @@ static void commit_queue(struct refdata_committer *committer)
         for (size_t i = 0; i < taken; i++)
             loop_post(group[i]->loop, &group[i]->committed);
     }
-}
-
-static int64_t committer_step(struct task *task, void *context)
-{
-    (void)task;
-    commit_queue(context);
     return TASK_IDLE;
 }
 
@@ -151,7 +147,7 @@ static void stop_committer(void *part)
     committer->is_stopping = true;
     pthread_mutex_unlock(&committer->lock);
     task_stop(committer->task, TASK_FOREVER);
-    commit_queue(committer);
+    (void)committer_step(committer->task, committer);
 }
 
 static void destroy_committer(void *part)

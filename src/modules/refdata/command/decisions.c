@@ -271,9 +271,9 @@ static void *create_decisions(void *owner, struct error *error)
     pthread_mutex_init(&decisions->lock, NULL);
     decisions->reading = kernel_site_task(site, "decisions", decisions_step, decisions);
     task_start(decisions->reading, TASK_IDLE);
-    if (refdata_has_role(database->refdata, "apply"))
+    if (kernel_has_role(database->refdata->kernel, "apply"))
         decisions->notifier = db_notifier_create(site->home, &site->target, NOTIFY_WINDOW_US);
-    if (refdata_has_role(database->refdata, "command"))
+    if (kernel_has_role(database->refdata->kernel, "command"))
         decisions->listener = db_listener_create(&(struct db_listener_config){
             .loop = site->home,
             .target = &site->target,

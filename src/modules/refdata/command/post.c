@@ -244,17 +244,13 @@ static void end_post(struct refdata_post *post)
 }
 
 /* Its request was answered by a timeout, or its client has gone. */
-static void abandon_post(struct refdata_post *post)
+static void abandon_post(struct http_request *request, void *context)
 {
+    struct refdata_post *post = context;
+    (void)request;
     post->ref = (struct loop_park_ref){0};
     if (post->step != REFDATA_POST_PARSING && post->step != REFDATA_POST_COMMITTING)
         end_post(post);
-}
-
-static void on_drop(struct http_request *request, void *context)
-{
-    (void)request;
-    abandon_post(context);
 }
 
 static bool park_post(struct http_request *request, struct refdata_post *post, int64_t deadline_ns,
@@ -262,7 +258,7 @@ static bool park_post(struct http_request *request, struct refdata_post *post, i
 {
     if (!http_request_park(request, deadline_ns, on_timeout, post, &post->ref))
         return false;
-    http_request_on_drop(request, on_drop);
+    http_request_on_drop(request, abandon_post);
     return true;
 }
 
@@ -286,9 +282,8 @@ static void refuse_post(struct refdata_post *post, const struct error *error)
 
 static void on_wait_over(struct http_request *request, void *context)
 {
-    struct refdata_post *post = context;
-    answer_post(request, post);
-    abandon_post(post);
+    answer_post(request, context);
+    abandon_post(request, context);
 }
 
 static void on_reread(struct loop_timer *timer)
@@ -388,7 +383,7 @@ static void on_commit_overdue(struct http_request *request, void *context)
         send_unknown(request, post);
     else /* it is still being parsed: nothing was accepted, nor will be */
         send_error(request, &(struct error){.status = STATUS_TIMEOUT});
-    abandon_post(post);
+    abandon_post(request, post);
 }
 
 static void hand_to_committer(struct refdata_post *post)
