@@ -53,14 +53,6 @@ struct str refdata_acceptance_hash(const struct refdata_update *update, struct a
     return arena_str(arena, str_from(hex));
 }
 
-enum status refdata_status_of_code(struct str code)
-{
-    for (unsigned status = STATUS_OK + 1; status < STATUS_COUNT; status++)
-        if (str_eq(code, str_from(status_code((enum status)status))))
-            return (enum status)status;
-    return STATUS_INTERNAL;
-}
-
 /* ---- refdata.accept_updates() ---- */
 
 static const struct db_statement accept_sql = DB_STATEMENT(
@@ -144,15 +136,13 @@ void refdata_acceptance_take_new(struct refdata_acceptance *update)
     memcpy(update->state.event_id, update->update->event_id, UUID_TEXT_BYTES);
 }
 
-/* Five columns from `first` on. */
-static void read_state(const struct db_result *result, size_t row, unsigned first,
-                       struct refdata_state *state)
+void refdata_state_read(const struct db_result *result, size_t row, unsigned first,
+                        struct refdata_state *state)
 {
-    state->decision = refdata_decision_of(db_result_str(result, row, first + 1));
-    state->version = db_result_i64(result, row, first + 2);
-    str_copy(state->event_id, sizeof state->event_id, db_result_str(result, row, first));
-    str_copy(state->code, sizeof state->code, db_result_str(result, row, first + 3));
-    str_copy(state->reason, sizeof state->reason, db_result_str(result, row, first + 4));
+    state->decision = refdata_decision_of(db_result_str(result, row, first));
+    state->version = db_result_i64(result, row, first + 1);
+    str_copy(state->code, sizeof state->code, db_result_str(result, row, first + 2));
+    str_copy(state->reason, sizeof state->reason, db_result_str(result, row, first + 3));
 }
 
 enum status refdata_acceptance_take(const struct db_result *result, struct refdata_acceptance *const *updates,
@@ -171,11 +161,15 @@ enum status refdata_acceptance_take(const struct db_result *result, struct refda
             continue;
         if (str_eq(word, STR("KNOWN"))) {
             update->result = REFDATA_KNOWN;
-            read_state(result, row, 4, &update->state);
+            refdata_state_read(result, row, 5, &update->state);
+            str_copy(update->state.event_id, UUID_TEXT_BYTES, db_result_str(result, row, 4));
             update->is_keys_event = strcmp(update->state.event_id, update->update->event_id) != 0;
         } else {
             update->result = REFDATA_REFUSED;
-            update->refusal = refdata_status_of_code(word);
+            update->refusal = STATUS_INTERNAL;
+            for (unsigned status = STATUS_OK + 1; status < STATUS_COUNT; status++)
+                if (str_eq(word, str_from(status_code((enum status)status))))
+                    update->refusal = (enum status)status;
         }
     }
     return STATUS_OK;
@@ -214,5 +208,6 @@ void refdata_states_row(const struct db_result *result, size_t row, struct refda
                                       .is_chunk = !db_result_is_null(result, row, 11)};
     if (!db_result_is_null(result, row, 9))
         out->requested_by = db_result_str(result, row, 9);
-    read_state(result, row, 1, &out->state);
+    str_copy(out->state.event_id, UUID_TEXT_BYTES, db_result_str(result, row, 1));
+    refdata_state_read(result, row, 2, &out->state);
 }

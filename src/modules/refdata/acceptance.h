@@ -58,8 +58,6 @@ enum status refdata_acceptance_take(const struct db_result *result, struct refda
 void refdata_acceptance_take_new(struct refdata_acceptance *update);
 void refdata_acceptance_error(const struct refdata_acceptance *update, struct error *error); /* of REFUSED */
 
-enum status refdata_status_of_code(struct str code); /* the failure with this public code */
-
 /* ---- afterwards ---- */
 
 struct refdata_state_row {
@@ -74,6 +72,9 @@ struct refdata_state_row {
 /* Rows of update_request for many events in one round trip. $1, $2: tenants and event ids as text[], of which those in the same
  * place are one event. Events that are not there have no row. */
 extern const struct db_statement refdata_states_sql;
+/* Its status, committed_version, error_code and error_message, which are four columns from `first` on. */
+void refdata_state_read(const struct db_result *result, size_t row, unsigned first,
+                        struct refdata_state *state);
 void refdata_states_row(const struct db_result *result, size_t row, struct refdata_state_row *out);
 
 #endif

@@ -61,7 +61,7 @@ void refdata_apply_count(enum apply_result result)
 
 /* ---- deciding ---- */
 
-int64_t refdata_batch_next_version(struct batch *batch, struct entry *entry)
+void refdata_batch_next_version(struct batch *batch, struct entry *entry)
 {
     struct refdata_command *command = &batch->commands[entry - batch->entries];
     entry->published = true;
@@ -73,7 +73,6 @@ int64_t refdata_batch_next_version(struct batch *batch, struct entry *entry)
     command->outcome.state.version = entry->version;
     command->outcome.is_hydrated = entry->pair->is_hydrated;
     command->outcome.makes_version = true;
-    return entry->version;
 }
 
 /* Each key once, with its last item. */
@@ -227,9 +226,7 @@ static enum status write_alone(struct batch *batch, struct error *error)
         return status;
     refdata_command_fail(command, STATUS_UPDATE_REFUSED, "%s", why.message);
     if (ends) {
-        assembly->decision = REFDATA_FAILED;
-        assembly->failure = STATUS_UPDATE_REFUSED;
-        assembly->reason = str_from(command->outcome.state.reason);
+        assembly->state = command->outcome.state;
         assembly->ending = command;
     }
     return refdata_batch_record(batch, error);

@@ -32,8 +32,8 @@ static const struct refdata_rows_sql assembling_sql = REFDATA_ROWS_SQL(ASSEMBLIN
 /* One row for each chunk whose snapshot is known, by its place in the arrays. The end of a snapshot that took too long
  * does not take the pair's lock, hence this one. */
 static const struct db_statement chunks_sql = DB_STATEMENT(
-    "select u.at, s.status, s.chunks_total, s.received, s.source_revision, s.floor_revision, s.begun_version,"
-    "       s.occurred_ms, s.committed_version, s.error_code, s.error_message, c.content_hash"
+    "select u.at, s.chunks_total, s.received, s.source_revision, s.floor_revision, s.begun_version,"
+    "       s.occurred_ms, s.status, s.committed_version, s.error_code, s.error_message, c.content_hash"
     " from unnest($1, $2, $3, $4) with ordinality as u (t, d, id, part, at)"
     " join refdata.snapshot s on s.tenant_id = u.t and s.dict_code = u.d and s.snapshot_id = u.id::uuid"
     " left join refdata.snapshot_chunk c on c.tenant_id = s.tenant_id and c.dict_code = s.dict_code"

@@ -35,12 +35,10 @@ struct pair {
 struct assembly {
     struct pair *pair;
     struct str id;
-    enum refdata_decision decision;
+    struct refdata_state state; /* of the updates that brought its chunks, but for their event ids */
     int32_t chunks_total, received;
     struct revision revision, floor; /* of its chunks; what it must not undo */
-    int64_t begun_version, occurred_ms, version;
-    enum status failure; /* of FAILED */
-    struct str reason;
+    int64_t begun_version, occurred_ms;
     bool touched;                   /* to be written: a chunk came */
     struct refdata_command *ending; /* the command that decided it now */
 };
@@ -100,7 +98,7 @@ static inline bool refdata_batch_is_chunk(const struct batch *batch, size_t at)
 /* ---- apply.c ---- */
 /* Writes the deltas decided so far; what follows may take long. */
 void refdata_batch_before_snapshot(struct batch *batch);
-int64_t refdata_batch_next_version(struct batch *batch, struct entry *entry);
+void refdata_batch_next_version(struct batch *batch, struct entry *entry);
 enum apply_result {
     APPLY_COMMITTED,
     APPLY_FAILED,

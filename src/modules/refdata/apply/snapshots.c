@@ -67,18 +67,13 @@ void refdata_assembly_found(struct batch *batch, size_t at, const struct db_resu
         entry->chunk_hash = arena_str(batch->arena, db_result_str(rows, row, 11));
     if (!is_new)
         return;
-    assembly->decision = refdata_decision_of(db_result_str(rows, row, 1));
-    assembly->chunks_total = (int32_t)db_result_i64(rows, row, 2);
-    assembly->received = (int32_t)db_result_i64(rows, row, 3);
-    assembly->revision = refdata_revision_at(rows, row, 4);
-    assembly->floor = refdata_revision_at(rows, row, 5);
-    assembly->begun_version = db_result_i64(rows, row, 6);
-    assembly->occurred_ms = db_result_i64(rows, row, 7);
-    assembly->version = db_result_i64(rows, row, 8);
-    if (assembly->decision == REFDATA_FAILED) {
-        assembly->failure = refdata_status_of_code(db_result_str(rows, row, 9));
-        assembly->reason = arena_str(batch->arena, db_result_str(rows, row, 10));
-    }
+    assembly->chunks_total = (int32_t)db_result_i64(rows, row, 1);
+    assembly->received = (int32_t)db_result_i64(rows, row, 2);
+    assembly->revision = refdata_revision_at(rows, row, 3);
+    assembly->floor = refdata_revision_at(rows, row, 4);
+    assembly->begun_version = db_result_i64(rows, row, 5);
+    assembly->occurred_ms = db_result_i64(rows, row, 6);
+    refdata_state_read(rows, row, 7, &assembly->state);
 }
 
 /* ---- statements ---- */
@@ -139,15 +134,15 @@ static void complete_snapshot(struct batch *batch, size_t at)
     struct pair *pair = entry->pair;
     refdata_batch_before_snapshot(batch);
     FAILPOINT("apply.before_finalize");
-    assembly->version = refdata_batch_next_version(batch, entry);
+    refdata_batch_next_version(batch, entry);
     const struct refdata_write change = {.dictionary = pair->dictionary,
                                          .tenant = pair->tenant,
                                          .snapshot_id = assembly->id,
-                                         .version = assembly->version,
+                                         .version = entry->version,
                                          .epoch_ms = assembly->occurred_ms,
                                          .begun_version = assembly->begun_version};
-    assembly->decision = REFDATA_COMMITTED;
     assembly->ending = &batch->commands[at];
+    assembly->state = assembly->ending->outcome.state;
     refdata_revision_raise(&pair->revision, assembly->revision);
     refdata_write_staged(&change, &batch->writer);
     refdata_assembly_raise_floors(batch, pair, assembly->revision);
@@ -155,16 +150,17 @@ static void complete_snapshot(struct batch *batch, size_t at)
 
 static void take_chunk(struct batch *batch, size_t at)
 {
-    const struct refdata_update *update = &batch->commands[at].update;
+    struct refdata_command *command = &batch->commands[at];
+    const struct refdata_update *update = &command->update;
     struct entry *entry = &batch->entries[at];
     struct assembly *assembly = entry->assembly;
     const struct revision revision = {update->has_revision, update->source_revision};
     int64_t occurred_ms = update->occurred_at_us / 1000;
     if (refdata_revision_is_stale(revision, assembly->floor)) {
-        assembly->decision = REFDATA_FAILED;
-        assembly->failure = STATUS_STALE_SOURCE_REVISION;
-        assembly->reason = str_from(status_message(STATUS_STALE_SOURCE_REVISION));
-        assembly->ending = &batch->commands[at];
+        refdata_command_fail(command, STATUS_STALE_SOURCE_REVISION, "%s",
+                             status_message(STATUS_STALE_SOURCE_REVISION));
+        assembly->state = command->outcome.state;
+        assembly->ending = command;
         return;
     }
     refdata_revision_raise(&assembly->revision, revision);
@@ -226,18 +222,14 @@ void refdata_assembly_decide(struct batch *batch, size_t at)
         db_result_free(rows);
         return;
     }
-    if (assembly->decision == REFDATA_PENDING) {
+    if (assembly->state.decision == REFDATA_PENDING) {
         assembly->touched = true;
         if (chunk == CHUNK_NEW)
             take_chunk(batch, at);
     }
-    if (assembly->decision == REFDATA_FAILED) {
-        refdata_command_fail(command, assembly->failure, "%.*s", STR_ARG(assembly->reason));
-        return;
-    }
-    command->outcome.state.decision = assembly->decision;
-    command->outcome.state.version = assembly->version;
-    command->decided = assembly->decision != REFDATA_PENDING;
+    command->outcome.state = assembly->state;
+    memcpy(command->outcome.state.event_id, update->event_id, UUID_TEXT_BYTES);
+    command->decided = assembly->state.decision != REFDATA_PENDING;
 }
 
 /* ---- writing ---- */
@@ -245,35 +237,30 @@ void refdata_assembly_decide(struct batch *batch, size_t at)
 void refdata_assembly_end(const struct assembly *assembly, struct refdata_writer *writer,
                           struct refdata_outcome **outcomes, size_t *count)
 {
-    bool is_failed = assembly->decision == REFDATA_FAILED;
+    const struct refdata_state *state = &assembly->state;
+    bool is_failed = state->decision == REFDATA_FAILED;
     const struct db_param params[] = {
         db_text(assembly->pair->tenant),
         db_text(assembly->pair->code),
         db_uuid(assembly->id),
-        db_cstr(refdata_decision_name(assembly->decision)),
-        is_failed ? db_null(DB_BIGINT) : db_i64(assembly->version),
-        is_failed ? db_cstr(status_code(assembly->failure)) : db_null(DB_TEXT),
-        is_failed ? db_text(assembly->reason) : db_null(DB_TEXT),
+        db_cstr(refdata_decision_name(state->decision)),
+        is_failed ? db_null(DB_BIGINT) : db_i64(state->version),
+        is_failed ? db_cstr(state->code) : db_null(DB_TEXT),
+        is_failed ? db_cstr(state->reason) : db_null(DB_TEXT),
         DB_END,
     };
     refdata_writer_add(writer, &end_sql, params);
     refdata_writer_add(writer, &drop_deltas_sql, DB_PARAMS(params[0], params[1]));
     /* The chunks of one that was not completed in time are deleted afterwards, a few at a time (upkeep.c). */
-    if (assembly->failure != STATUS_SNAPSHOT_INCOMPLETE)
+    if (strcmp(state->code, status_code(STATUS_SNAPSHOT_INCOMPLETE)) != 0)
         refdata_writer_add(writer, &drop_data_sql, DB_PARAMS(params[0], params[1], params[2]));
     struct db_result *rows = refdata_writer_query(writer, &end_updates_sql, params);
     *count = rows ? db_result_rows(rows) : 0;
     *outcomes = arena_zalloc(writer->arena, (*count + 1) * sizeof **outcomes);
     for (size_t i = 0; i < *count; i++) {
         struct refdata_outcome *outcome = &(*outcomes)[i];
-        *outcome =
-            (struct refdata_outcome){.tenant = assembly->pair->tenant,
-                                     .dict_code = assembly->pair->code,
-                                     .state = {.decision = assembly->decision, .version = assembly->version}};
-        struct refdata_state *state = &outcome->state;
-        str_copy(state->event_id, sizeof state->event_id, db_result_str(rows, i, 0));
-        str_copy(state->code, sizeof state->code, str_from(status_code(assembly->failure)));
-        str_copy(state->reason, sizeof state->reason, assembly->reason);
+        *outcome = (struct refdata_outcome){assembly->pair->tenant, assembly->pair->code, .state = *state};
+        str_copy(outcome->state.event_id, UUID_TEXT_BYTES, db_result_str(rows, i, 0));
     }
     db_result_free(rows);
 }

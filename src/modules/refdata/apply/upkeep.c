@@ -1,5 +1,7 @@
 /* Upkeep: snapshots that were not completed in time fail, and what is old is deleted. In small transactions, by any number of
  * processes side by side: rows that another one has locked are skipped. */
+#include <stdio.h>
+
 #include "base/clock.h"
 #include "base/log.h"
 #include "idempotency/idempotency.h"
@@ -70,15 +72,12 @@ static enum status expire_one(struct refdata_database *database, struct db_conn 
     *found = rows && db_result_rows(rows) == 1;
     if (*found) {
         struct pair pair = {.tenant = db_result_str(rows, 0, 0), .code = db_result_str(rows, 0, 1)};
-        const struct assembly assembly = {
-            .pair = &pair,
-            .id = db_result_str(rows, 0, 2),
-            .decision = REFDATA_FAILED,
-            .failure = STATUS_SNAPSHOT_INCOMPLETE,
-            .reason =
-                arena_printf(arena, "only %lld of %lld chunks came in time",
-                             (long long)db_result_i64(rows, 0, 3), (long long)db_result_i64(rows, 0, 4)),
-        };
+        struct assembly assembly = {
+            .pair = &pair, .id = db_result_str(rows, 0, 2), .state.decision = REFDATA_FAILED};
+        struct refdata_state *state = &assembly.state;
+        str_copy(state->code, sizeof state->code, str_from(status_code(STATUS_SNAPSHOT_INCOMPLETE)));
+        snprintf(state->reason, sizeof state->reason, "only %lld of %lld chunks came in time",
+                 (long long)db_result_i64(rows, 0, 3), (long long)db_result_i64(rows, 0, 4));
         log_warn("snapshot_incomplete", LOG_STR("tenantId", pair.tenant), LOG_STR("dictCode", pair.code),
                  LOG_STR("snapshotId", assembly.id));
         refdata_assembly_end(&assembly, &writer, &outcomes, &count);
