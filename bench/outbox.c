@@ -91,7 +91,7 @@ static int drain_by_engine(const char *url, const struct outbox_table *table, in
                                      .backoff_min_ms = 100,
                                      .backoff_max_ms = 1000,
                                      .fixed_plans = true};
-    struct loop *loop = loop_create(&(struct loop_options){0});
+    struct loop *loop = loop_create(0, 0);
     struct worker_pool *workers = worker_pool_create("outbox", 2, 64);
     struct error error = {0};
     struct outbox *outbox;

@@ -321,11 +321,6 @@ struct tenants {
     size_t count;
 };
 
-static int by_name(const void *a, const void *b)
-{
-    return str_compare(*(const struct str *)a, *(const struct str *)b);
-}
-
 static int by_code(const void *a, const void *b)
 {
     return str_compare((*(struct refdata_dictionary *const *)a)->code,
@@ -375,15 +370,13 @@ static void run_all(struct verify *verify)
         str_split(&code, '/', &tenant);
         add_tenant(&tenants, tenant); /* a star is not a name */
     }
-    if (tenants.count)
-        qsort(tenants.names, tenants.count, sizeof *tenants.names, by_name);
+    tenants.count = str_sort(tenants.names, tenants.count);
     memcpy(sorted, catalog->dictionaries, catalog->dictionary_count * sizeof(void *));
     qsort(sorted, catalog->dictionary_count, sizeof(void *), by_code);
     for (size_t d = 0; d < catalog->database_count; d++)
         for (size_t i = 0; listed[d] && i < tenants.count; i++)
             for (size_t j = 0; j < catalog->dictionary_count; j++)
-                if (sorted[j]->database == catalog->databases[d] &&
-                    (i == 0 || !str_eq(tenants.names[i - 1], tenants.names[i])))
+                if (sorted[j]->database == catalog->databases[d])
                     verify_pair_run(verify, tenants.names[i], sorted[j], false);
     free(sorted);
     free(listed);

@@ -303,3 +303,8 @@ void bus_destroy(struct bus *bus)
     if (bus)
         bus->driver->destroy(bus);
 }
+
+bool bus_is_up(const struct bus *bus)
+{
+    return atomic_load(&bus->is_up);
+}

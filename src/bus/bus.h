@@ -206,5 +206,7 @@ void bus_stop(struct bus *bus, int64_t grace_ms);
  * another is in bus_stop(), which still has to be called. */
 void bus_interrupt(struct bus *bus);
 void bus_destroy(struct bus *bus); /* after bus_stop(); NULL is fine */
+/* Does the engine answer? For health of Kafka, NATS and Redis: never blocks. */
+bool bus_is_up(const struct bus *bus);
 
 #endif

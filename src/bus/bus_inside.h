@@ -51,6 +51,7 @@ struct bus {
     size_t topic_count;
     size_t message_bytes_max;
     atomic_uint turn; /* for messages without a key */
+    atomic_bool is_up; /* the driver's: the engine answers */
 };
 
 /* Copies the table and adds the dead-letter topics that are not in it. keep_dead_ms: 0 = 30 days. */

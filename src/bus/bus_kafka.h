@@ -34,7 +34,5 @@ struct bus_kafka_config {
 /* Does not connect yet. CONFIG when a setting is invalid. */
 enum status bus_kafka_create(const struct bus_kafka_config *config, struct bus **bus,
                              struct error *error) MUST_CHECK;
-/* Does a broker answer? For health: never blocks. */
-bool bus_kafka_is_up(const struct bus *bus);
 
 #endif

@@ -55,7 +55,6 @@ struct bus_nats_config {
 /* Does not connect yet. CONFIG when a setting is invalid. */
 enum status bus_nats_create(const struct bus_nats_config *config, struct bus **bus,
                             struct error *error) MUST_CHECK;
-bool bus_nats_is_up(const struct bus *bus); /* for health: never blocks */
 
 /* ---- plain subjects: no stream, at most once, for requests that are repeated (hydration) ----
  * on_message runs on a thread of the client and must not block; it refuses a message with `poison`. */

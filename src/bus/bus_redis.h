@@ -39,6 +39,5 @@ struct bus_redis_config {
 /* Opens no connection yet. CONFIG when the configuration is invalid. */
 enum status bus_redis_create(const struct bus_redis_config *config, struct bus **bus,
                              struct error *error) MUST_CHECK;
-bool bus_redis_is_up(const struct bus *bus); /* for health: never blocks */
 
 #endif

@@ -180,5 +180,5 @@ const char *kernel_events_stream(const struct kernel *kernel, const char *topic)
 bool kernel_events_are_up(const struct kernel *kernel)
 {
     struct bus *bus = kernel->store ? atomic_load(&kernel->store->events) : NULL;
-    return kernel_bus(kernel)->events == KERNEL_POSTGRES || (bus && bus_nats_is_up(bus));
+    return kernel_bus(kernel)->events == KERNEL_POSTGRES || (bus && bus_is_up(bus));
 }

@@ -26,7 +26,7 @@ struct loop_group *loop_group_create(unsigned count, unsigned parked_max)
     group->loops = memory_zalloc(count * sizeof *group->loops);
     group->threads = memory_zalloc(count * sizeof *group->threads);
     for (unsigned i = 0; i < count; i++)
-        group->loops[i] = loop_create(&(struct loop_options){.index = i, .parked_max = parked_max});
+        group->loops[i] = loop_create(i, parked_max);
     return group;
 }
 

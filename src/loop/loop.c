@@ -209,14 +209,14 @@ static void on_inbox_event(struct loop_io *io, unsigned events)
     (void)got; /* the counter's value means nothing: the inbox phase of this tick takes what is there */
 }
 
-struct loop *loop_create(const struct loop_options *options)
+struct loop *loop_create(unsigned index, unsigned parked_max)
 {
     struct loop *loop = memory_zalloc(sizeof *loop);
     struct error error;
-    loop->index = options->index;
+    loop->index = index;
     TAILQ_INIT(&loop->ticks);
     loop->now_ns = clock_mono_ns();
-    loop->parking.slot_max = options->parked_max ? options->parked_max : LOOP_PARKED_MAX_DEFAULT;
+    loop->parking.slot_max = parked_max ? parked_max : LOOP_PARKED_MAX_DEFAULT;
     loop->inbox.event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     loop->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (loop->epoll_fd < 0 || loop->inbox.event_fd < 0 ||

@@ -74,7 +74,7 @@ void loop_free_later(struct loop *loop, void *memory, void (*free_fn)(void *memo
 
 /* ---- parked work: an owner waiting for a message or its timer, whichever is first, exactly once ----
  * Others refer to it by (loop, slot, generation), never by pointer: a reference to something that is gone finds
- * nothing. At most parked_max of struct loop_options at once (C7). */
+ * nothing. At most parked_max of loop_create() at once (C7). */
 struct loop_park_ref {
     struct loop *loop;
     uint32_t slot;
@@ -89,11 +89,8 @@ void *loop_park_take(struct loop_park_ref ref);
 void *loop_park_peek(struct loop_park_ref ref); /* the same without unparking */
 
 /* ---- the loop itself ---- */
-struct loop_options {
-    unsigned index;      /* 0.. ; the loop's number in its group */
-    unsigned parked_max; /* 0 = 65,536 */
-};
-struct loop *loop_create(const struct loop_options *options); /* aborts without memory or descriptors */
+/* `index`: its number in its group; parked_max 0 = 65,536. Aborts without memory or descriptors. */
+struct loop *loop_create(unsigned index, unsigned parked_max);
 void loop_destroy(struct loop *loop);                         /* after its thread ended */
 void loop_run(struct loop *loop);                             /* until loop_stop() */
 void loop_run_once(struct loop *loop, int wait_ms_max);       /* for tests and drains */
@@ -102,6 +99,5 @@ void loop_stop(struct loop *loop);                            /* any thread */
 bool loop_settle(struct loop *loop);
 unsigned loop_index(const struct loop *loop);
 int64_t loop_now_ns(const struct loop *loop); /* the time this tick began; no syscall */
-size_t loop_parked_count(const struct loop *loop);
 
 #endif

@@ -84,8 +84,3 @@ void *loop_park_peek(struct loop_park_ref ref)
     struct loop_parked *parked = find(ref);
     return parked ? parked->owner : NULL;
 }
-
-size_t loop_parked_count(const struct loop *loop)
-{
-    return loop->parking.occupied;
-}

@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "http/http.h"
+#include "loop/loop_inside.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -141,7 +142,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     close(pair[0]);
     loop_run_once(loop, 0);
     loop_run_once(loop, 0);
-    check(loop_parked_count(loop) == 0);
+    check(loop->parking.occupied == 0);
     buf_deinit(&in);
     return 0;
 }

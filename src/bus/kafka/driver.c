@@ -172,8 +172,3 @@ enum status bus_kafka_create(const struct bus_kafka_config *config, struct bus *
     *out = &kafka->bus;
     return STATUS_OK;
 }
-
-bool bus_kafka_is_up(const struct bus *bus)
-{
-    return atomic_load(&((const struct kafka *)bus)->is_up);
-}

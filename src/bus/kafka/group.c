@@ -264,7 +264,7 @@ void bus_kafka_group_leave(struct kafka_reader *reader)
         continue;
     pthread_mutex_unlock(&reader->lock);
     FAILPOINT("kafka.before_leave");
-    if (!is_lost && reader->state == READER_POSITIONED && atomic_load(&reader->kafka->is_up)) {
+    if (!is_lost && reader->state == READER_POSITIONED && atomic_load(&reader->kafka->bus.is_up)) {
         int64_t commit_by_ns = clock_deadline_ms(LEAVE_COMMIT_MS);
         await_commit(reader, commit_by_ns); /* the one under way, then the last one */
         if (!reader->is_committing)
@@ -309,7 +309,7 @@ void bus_kafka_on_rebalance(rd_kafka_t *rk, rd_kafka_resp_err_t what, kafka_list
  * times, which has a timeout: one for watermarks waits for a broker that is frozen, for each partition, and a stop waits for it. */
 void bus_kafka_group_measure_lag(struct kafka_reader *reader)
 {
-    if (reader->state != READER_POSITIONED || !atomic_load(&reader->kafka->is_up))
+    if (reader->state != READER_POSITIONED || !atomic_load(&reader->kafka->bus.is_up))
         return;
     kafka_list *asked = rd_kafka_topic_partition_list_new(4);
     int64_t lag = 0;

@@ -120,7 +120,7 @@ struct kafka {
     struct worker_pool *upkeep_thread;
     struct task *upkeep;
     _Atomic(enum kafka_phase) phase;
-    atomic_bool is_up, is_interrupted, is_producer_broken;
+    atomic_bool is_interrupted, is_producer_broken;
     atomic_llong log_at_ns; /* the last line of librdkafka */
     atomic_uint log_dropped;
 

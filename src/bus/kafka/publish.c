@@ -95,7 +95,7 @@ static void close_producer(struct kafka *kafka)
     while (kafka->producer_users > 0)
         clock_cond_wait(&kafka->changed, &kafka->lock, clock_deadline_ms(LOOK_MS));
     pthread_mutex_unlock(&kafka->lock);
-    while (rd_kafka_outq_len(producer) > 0 && clock_mono_ns() < limit_ns && atomic_load(&kafka->is_up) &&
+    while (rd_kafka_outq_len(producer) > 0 && clock_mono_ns() < limit_ns && atomic_load(&kafka->bus.is_up) &&
            !atomic_load(&kafka->is_producer_broken))
         rd_kafka_poll(producer, 10);
     rd_kafka_purge(producer, RD_KAFKA_PURGE_F_QUEUE | RD_KAFKA_PURGE_F_INFLIGHT);
@@ -153,13 +153,13 @@ static enum status await_broker(struct kafka *kafka, const struct bus_message *m
         for (size_t i = 0; i < count && status == STATUS_OK; i++)
             status = bus_kafka_topic_check(kafka, bus_topic_find(&kafka->bus, messages[i].topic), &is_known,
                                            error);
-        if (status != STATUS_OK || (is_known && kafka->producer && atomic_load(&kafka->is_up)))
+        if (status != STATUS_OK || (is_known && kafka->producer && atomic_load(&kafka->bus.is_up)))
             return status;
         if (kafka_is_ending(kafka))
             return error_set(error, STATUS_CANCELLED, "the bus is stopping");
         if (clock_ms_left(deadline_ns) == 0)
             return error_set(error, STATUS_TIMEOUT, "%s",
-                             atomic_load(&kafka->is_up) ? "the topic does not exist"
+                             atomic_load(&kafka->bus.is_up) ? "the topic does not exist"
                                                         : "no Kafka broker answers");
         clock_cond_wait(&kafka->changed, &kafka->lock, deadline_ns);
     }

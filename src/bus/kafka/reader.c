@@ -102,12 +102,12 @@ static void close_consumer(struct kafka_reader *reader)
     int64_t limit_ns = clock_deadline_ms(CLOSE_MS);
 
     bus_kafka_group_leave(reader);
-    if (atomic_load(&kafka->is_up)) {
+    if (atomic_load(&kafka->bus.is_up)) {
         /* Others need not wait for the end of the session. The rebalance that librdkafka requests meanwhile has to be answered:
          * without it the handle would never end. */
         rd_kafka_error_t *error = rd_kafka_consumer_close_queue(reader->rk, reader->queue);
         while (!error && !rd_kafka_consumer_closed(reader->rk) && clock_mono_ns() < limit_ns &&
-               atomic_load(&kafka->is_up) && !atomic_load(&kafka->is_interrupted)) {
+               atomic_load(&kafka->bus.is_up) && !atomic_load(&kafka->is_interrupted)) {
             rd_kafka_message_t *message = rd_kafka_consumer_poll(reader->rk, 20);
             if (message)
                 rd_kafka_message_destroy(message);
@@ -231,7 +231,7 @@ static void *run_reader(void *arg)
     const struct bus_topic_state *topic = reader->consumer.topic;
 
     pthread_mutex_lock(&kafka->lock); /* a topic of ours is created before it is read */
-    while (topic->spec.partitions > 0 && !(atomic_load(&topic->known) && atomic_load(&kafka->is_up)) &&
+    while (topic->spec.partitions > 0 && !(atomic_load(&topic->known) && atomic_load(&kafka->bus.is_up)) &&
            !is_closing(reader))
         clock_cond_wait(&kafka->changed, &kafka->lock, clock_deadline_ms(REOPEN_MS));
     pthread_mutex_unlock(&kafka->lock);

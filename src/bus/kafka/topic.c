@@ -203,7 +203,7 @@ int64_t bus_kafka_upkeep_step(struct task *task, void *context)
     if (producer) {
         is_good = look(kafka, producer);
         pthread_mutex_lock(&kafka->lock);
-        bool was_up = atomic_exchange(&kafka->is_up, is_good), is_first = !kafka->is_up_logged;
+        bool was_up = atomic_exchange(&kafka->bus.is_up, is_good), is_first = !kafka->is_up_logged;
         kafka->is_up_logged = true;
         pthread_cond_broadcast(&kafka->changed);
         pthread_mutex_unlock(&kafka->lock);

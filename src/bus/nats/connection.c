@@ -38,8 +38,8 @@ static const char *shown_servers(const struct nats *nats)
 static void set_up(struct nats *nats, bool is_up)
 {
     pthread_mutex_lock(&nats->lock);
-    bool is_logged = !nats->is_stopping && atomic_load(&nats->is_up) != is_up;
-    atomic_store(&nats->is_up, is_up);
+    bool is_logged = !nats->is_stopping && atomic_load(&nats->bus.is_up) != is_up;
+    atomic_store(&nats->bus.is_up, is_up);
     if (is_up) {
         metric_add(nats->reconnects, nats->epoch++ > 0);
         nats->needs_check = true;
@@ -268,7 +268,7 @@ bool bus_nats_connect(struct nats *nats)
         nats->is_closed = false;
     pthread_mutex_unlock(&nats->lock);
     if (!is_due)
-        return !is_needed && atomic_load(&nats->is_up);
+        return !is_needed && atomic_load(&nats->bus.is_up);
     nats->connect_ns = clock_deadline_ms(RECONNECT_MAX_MS);
     natsStatus opened = natsConnection_Connect(&connection, nats->options);
     if (opened != NATS_OK && opened != NATS_NOT_YET_CONNECTED)
@@ -307,7 +307,7 @@ void bus_nats_disconnect(struct nats *nats)
     pthread_mutex_lock(&nats->lock);
     while ((!nats->is_closed || nats->subscriptions > 0) && clock_mono_ns() < limit_ns)
         clock_cond_wait(&nats->changed, &nats->lock, limit_ns);
-    atomic_store(&nats->is_up, false);
+    atomic_store(&nats->bus.is_up, false);
     pthread_mutex_unlock(&nats->lock);
 }
 

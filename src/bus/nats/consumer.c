@@ -275,7 +275,7 @@ void bus_nats_reader_look(struct nats_reader *reader)
                 (int64_t)info->Delivered.Stream <= partition->settled && partition->settled < last)
                 partition->settled = last;
         } else {
-            reader->needs_check |= pull->consumer[0] && atomic_load(&nats->is_up);
+            reader->needs_check |= pull->consumer[0] && atomic_load(&nats->bus.is_up);
         }
         lag += partition->pending;
         jsConsumerInfo_Destroy(info);

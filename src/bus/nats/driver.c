@@ -207,11 +207,11 @@ static void nats_stop(struct bus *bus, int64_t grace_ms)
         task_stop(nats->upkeep, TASK_FOREVER);
     deadline_ns = clock_deadline_ms(RELEASE_MS);
     pthread_mutex_lock(&nats->lock);
-    for (size_t i = 0; i < nats->reader_count && atomic_load(&nats->is_up); i++)
+    for (size_t i = 0; i < nats->reader_count && atomic_load(&nats->bus.is_up); i++)
         if (nats_reader_is_shared(nats->readers[i]))
             bus_nats_leases_release(nats->readers[i], deadline_ns);
     pthread_mutex_unlock(&nats->lock);
-    if (atomic_load(&nats->is_up) && nats->connection)
+    if (atomic_load(&nats->bus.is_up) && nats->connection)
         natsConnection_FlushTimeout(nats->connection, NATS_API_MS / 4);
     bus_nats_disconnect(nats);
 }
@@ -256,11 +256,6 @@ static void nats_destroy(struct bus *bus)
     pthread_mutex_destroy(&nats->lock);
     bus_deinit(&nats->bus);
     free(nats);
-}
-
-bool bus_nats_is_up(const struct bus *bus)
-{
-    return atomic_load(&((const struct nats *)bus)->is_up);
 }
 
 static const struct bus_driver driver = {

@@ -202,7 +202,7 @@ struct nats {
     LIST_HEAD(, nats_listener) listeners;
     bool is_stopping, is_cancelled;
     atomic_bool needs_check; /* of streams */
-    atomic_bool is_up, is_failure_logged;
+    atomic_bool is_failure_logged;
     unsigned epoch;            /* counts connections */
     unsigned busy;             /* partitions whose job runs */
     atomic_uint subscriptions; /* for which the client may still call us */

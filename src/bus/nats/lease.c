@@ -209,7 +209,7 @@ void bus_nats_leases_release(struct nats_reader *reader, int64_t deadline_ns)
 {
     for (unsigned i = 0; i < reader->partition_count; i++)
         if (reader->partitions[i].state != PARTITION_AWAY && clock_mono_ns() < deadline_ns &&
-            atomic_load(&reader->nats->is_up))
+            atomic_load(&reader->nats->bus.is_up))
             release_partition(&reader->partitions[i]);
     if (reader->members_inbox)
         announce(reader, "gone");

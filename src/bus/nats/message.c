@@ -206,7 +206,7 @@ enum status bus_nats_send(struct bus *bus, const struct bus_message *message, st
 
     carried.key = STR_NONE;
     pthread_mutex_lock(&nats->lock);
-    bool is_possible = !nats->is_stopping && atomic_load(&nats->is_up);
+    bool is_possible = !nats->is_stopping && atomic_load(&nats->bus.is_up);
     pthread_mutex_unlock(&nats->lock);
     if (is_possible)
         status = bus_nats_encode(&carried, subject, NULL, &out, &bytes);

@@ -244,7 +244,7 @@ static enum status await_server(const struct nats_publication *publication, bool
     struct nats *nats = publication->nats;
 
     for (;;) {
-        bool is_ready = atomic_load(&nats->is_up);
+        bool is_ready = atomic_load(&nats->bus.is_up);
         for (size_t i = 0; i < publication->count; i++) {
             const struct bus_topic_state *topic =
                 bus_topic_find(&nats->bus, publication->entries[i].message->topic);

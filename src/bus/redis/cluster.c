@@ -72,7 +72,7 @@ static void request_finish(struct redis_cluster *cluster, struct redis_request *
         (void)redis_reply_error(reply, STATUS_DB_ERROR, &refusal);
         error = &refusal;
     } else {
-        atomic_store(&cluster->is_up, !error);
+        atomic_store(&CONTAINER_OF(cluster, struct redis, cluster)->bus.is_up, !error);
     }
     request->on_done(request, error);
 }
@@ -386,7 +386,7 @@ static void on_probed(struct redis_request *request, const struct error *error)
     if (slots && slots->kind == REDIS_ERROR && (!error || error->status == STATUS_DB_ERROR)) {
         (void)redis_reply_error(slots, STATUS_DB_DOWN, &refused);
         error = &refused;
-        atomic_store(&cluster->is_up, false);
+        atomic_store(&CONTAINER_OF(cluster, struct redis, cluster)->bus.is_up, false);
     }
     if (error) {
         cluster_release(cluster, error);

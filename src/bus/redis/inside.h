@@ -228,7 +228,6 @@ struct redis_cluster {
     size_t node_count;
     unsigned turn;
     bool is_closing;
-    atomic_bool is_up; /* the last request was answered */
     /* In a cluster, requests wait until a node has answered the probe: a server that is not part of a cluster refuses it, and is an
      * error then, not a Redis that works by chance. */
     bool has_probed;

@@ -243,7 +243,7 @@ enum status bus_redis_create(const struct bus_redis_config *config, struct bus *
         status = redis_access_init(&redis->access, &config->security,
                                    REPLY_BYTES_MIN + 4 * redis->bus.message_bytes_max, error);
     if (status == STATUS_OK) {
-        redis->loop = loop_create(&(struct loop_options){0});
+        redis->loop = loop_create(0, 0);
         redis_cluster_init(&redis->cluster, redis);
         redis_channel_init(redis);
         redis->has_thread = pthread_create(&redis->thread, NULL, run_loop, redis->loop) == 0;
@@ -255,9 +255,4 @@ enum status bus_redis_create(const struct bus_redis_config *config, struct bus *
     else
         redis_destroy(&redis->bus);
     return status;
-}
-
-bool bus_redis_is_up(const struct bus *bus)
-{
-    return atomic_load(&((const struct redis *)bus)->cluster.is_up);
 }

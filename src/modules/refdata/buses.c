@@ -184,9 +184,9 @@ bool refdata_buses_are_up(const struct refdata_database *database, enum refdata_
 {
     const struct kernel_bus_settings *settings = kernel_bus(database->refdata->kernel);
     if (needs == REFDATA_NEEDS_COMMANDS && settings->commands == KERNEL_KAFKA)
-        return bus_kafka_is_up(database->buses.commands);
+        return bus_is_up(database->buses.commands);
     if (needs == REFDATA_NEEDS_INVALIDATIONS && settings->invalidations == KERNEL_REDIS)
-        return bus_redis_is_up(database->buses.invalidations);
+        return bus_is_up(database->buses.invalidations);
     if (needs == REFDATA_NEEDS_SOURCES && database->refdata->first->adapter.sources.count > 0)
         return database->adapter && refdata_adapter_is_up(database->adapter);
     return true;

@@ -58,7 +58,7 @@ void process_open(struct process *process)
     memcpy(own, topics, sizeof own);
     for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
         own[i].partitions = partitions_of(own[i].name);
-    process->loop = loop_create(&(struct loop_options){0});
+    process->loop = loop_create(0, 0);
     process->workers = worker_pool_create("bus", 6, 1000);
     process->bus = driver->create(process->loop, process->workers, own, sizeof own / sizeof own[0]);
     assert_non_null(process->bus);

@@ -40,7 +40,7 @@ struct bus *postgres_create(struct loop *loop, struct worker_pool *workers, cons
 
 void postgres_open(struct process *process, const struct bus_topic *topics, size_t count)
 {
-    process->loop = loop_create(&(struct loop_options){0});
+    process->loop = loop_create(0, 0);
     process->workers = worker_pool_create("bus", 4, 100);
     process->bus = postgres_create(process->loop, process->workers, topics, count);
 }

@@ -63,7 +63,7 @@ static const struct conformance_driver kafka = {
 
 void kafka_open(struct process *process, const struct bus_topic *topics, size_t count)
 {
-    process->loop = loop_create(&(struct loop_options){0});
+    process->loop = loop_create(0, 0);
     process->workers = worker_pool_create("bus", 4, 100);
     process->bus = create(process->loop, process->workers, topics, count);
 }
@@ -97,7 +97,7 @@ static void test_nobody_there_is_no_reason_to_wait_for_ever(void **state)
 {
     (void)state;
     static const struct bus_topic topic = {.name = "nobody", .partitions = 1};
-    struct process process = {.loop = loop_create(&(struct loop_options){0}),
+    struct process process = {.loop = loop_create(0, 0),
                               .workers = worker_pool_create("bus", 2, 10)};
     struct bus_kafka_config config = {.loop = process.loop,
                                       .workers = process.workers,
@@ -111,7 +111,7 @@ static void test_nobody_there_is_no_reason_to_wait_for_ever(void **state)
     subscribe(&process, &recorder, (struct bus_subscription){.topic = "nobody"});
     process_start(&process);
     enum status status = bus_publish(process.bus, &message, 1, clock_deadline_ms(200), NULL);
-    bool up = bus_kafka_is_up(process.bus);
+    bool up = bus_is_up(process.bus);
     process_close(&process);
     assert_int_equal(status, STATUS_TIMEOUT);
     assert_false(up);

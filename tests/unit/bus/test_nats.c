@@ -58,7 +58,7 @@ static const struct conformance_driver nats = {
 
 void nats_open_with(struct process *process, const struct bus_topic *topics, size_t count)
 {
-    process->loop = loop_create(&(struct loop_options){0});
+    process->loop = loop_create(0, 0);
     process->workers = worker_pool_create("bus", 4, 100);
     process->bus = create(process->loop, process->workers, topics, count);
 }
@@ -299,7 +299,7 @@ static void test_plain_subjects_carry_a_word_to_who_listens(void **state)
     publish(&process, "beside", "k", 1); /* there is a connection */
     enum status status = bus_nats_send(process.bus, &word, &error);
     bool came = recorder_await_step(&heard.recorder, 1);
-    bool up = bus_nats_is_up(process.bus);
+    bool up = bus_is_up(process.bus);
     nats_fixture_cut();
     publish_until_accepted(&process, "beside", "k",
                            2); /* and another one, or this was the last word of the old one */
@@ -435,7 +435,7 @@ static void test_a_server_that_is_not_there_yet_is_waited_for(void **state)
     process_start(&process);
     struct bus_message message = {.topic = STR("late"), .key = STR("k"), .payload = STR("1")};
     enum status early = bus_publish(process.bus, &message, 1, clock_deadline_ms(100), NULL);
-    bool up = bus_nats_is_up(process.bus);
+    bool up = bus_is_up(process.bus);
     nats_fixture_resume();
     await_ready(&recorder);
     publish(&process, "late", "k", 2);

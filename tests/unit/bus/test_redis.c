@@ -37,7 +37,7 @@ struct bus *redis_bus_create(struct loop *loop, struct worker_pool *workers, con
 
 void redis_open_with(struct process *process, const struct bus_topic *topic)
 {
-    process->loop = loop_create(&(struct loop_options){0});
+    process->loop = loop_create(0, 0);
     process->workers = worker_pool_create("bus", 4, 100);
     process->bus = redis_bus_create(process->loop, process->workers, topic, 1);
 }

@@ -205,7 +205,7 @@ static void test_a_bus_never_started_can_be_destroyed(void **state)
     redis_next.nodes = NULL;
     redis_next.node_count = 0;
     subscribe(&process, &recorder, (struct bus_subscription){.topic = "idle", .mode = BUS_EVERY});
-    assert_false(bus_redis_is_up(process.bus));
+    assert_false(bus_is_up(process.bus));
     redis_close_unstarted(&process);
     recorder_deinit(&recorder);
 }

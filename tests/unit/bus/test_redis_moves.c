@@ -161,12 +161,12 @@ static void test_a_replica_takes_over(void **state)
         publish(&process, topic.name, "k", i);
     assert_true(recorder_await_committed(&every, 10));
     redis_fixture_ask(0, "WAIT 1 1000");
-    REDIS_AWAIT(bus_redis_is_up(process.bus));
+    REDIS_AWAIT(bus_is_up(process.bus));
     redis_fixture_kill(0);
     for (int i = 10; i < 20; i++)
         publish_until_accepted(&process, topic.name, "k", i);
     REDIS_AWAIT(distinct(&every, 20) == 20);
-    REDIS_AWAIT(bus_redis_is_up(process.bus));
+    REDIS_AWAIT(bus_is_up(process.bus));
     redis_fixture_run(0);
     process_close(&process);
     recorder_deinit(&every);
@@ -187,7 +187,7 @@ static void test_a_whole_cluster_restarted(void **state)
         publish(&process, "again", "k", (int)i);
     redis_fixture_halt();
     assert_int_not_equal(try_publish(&process, "again", "k", 100), STATUS_OK);
-    REDIS_AWAIT(!bus_redis_is_up(process.bus));
+    REDIS_AWAIT(!bus_is_up(process.bus));
     redis_fixture_resume();
     for (unsigned i = 8; i < 16; i++)
         publish_until_accepted(&process, "again", "k", (int)i);
@@ -212,7 +212,7 @@ static void test_other_nodes_are_learned_from_the_configured_one(void **state)
     process_start(&process);
     await_ready(&every);
     publish(&process, topic.name, "k", 0);
-    REDIS_AWAIT(bus_redis_is_up(process.bus));
+    REDIS_AWAIT(bus_is_up(process.bus));
     redis_fixture_kill(0);
     for (int i = 1; i < 10; i++) {
         redis_fixture_ask_all("CLIENT KILL TYPE normal"); /* each time the stream is looked up again */

@@ -85,7 +85,7 @@ static void test_an_entry_has_the_agreed_fields(void **state)
         "EVAL return(table.concat(redis.call('XRANGE',KEYS[1],'-','+')[1][2],',')) 1 inv:stream";
     assert_string_equal(redis_fixture_text(where("inv:stream"), "%s", script), "event,{},key,k1,event-id,e1");
     assert_true(message.offset > INT64_C(1600000000000) << 20);
-    REDIS_AWAIT(bus_redis_is_up(process.bus));
+    REDIS_AWAIT(bus_is_up(process.bus));
     process_close(&process);
 }
 
@@ -392,7 +392,7 @@ static void test_entries_whose_reply_was_lost_are_read_again(void **state)
                           i);
     }
     redis_fixture_freeze(node); /* the reply to the next read is lost */
-    REDIS_AWAIT(!bus_redis_is_up(reader.process.bus));
+    REDIS_AWAIT(!bus_is_up(reader.process.bus));
     redis_fixture_thaw(node);
     publish_until_accepted(&reader.process, "lost-reply", "k", 40);
     bool came = recorder_await_committed(&reader.every, 41);

@@ -66,7 +66,7 @@ static void run_for(struct loop *loop, int64_t ms)
 static void test_notices_arrive(void **state)
 {
     (void)state;
-    struct loop *loop = loop_create(&(struct loop_options){0});
+    struct loop *loop = loop_create(0, 0);
     struct heard heard = {0};
     struct db_listener *listener = listen_on(loop, &heard);
     run_until(loop, &heard.listening, 1);
@@ -90,7 +90,7 @@ static void test_notices_arrive(void **state)
 static void test_listeners_of_one_server_share_a_connection(void **state)
 {
     (void)state;
-    struct loop *loop = loop_create(&(struct loop_options){0});
+    struct loop *loop = loop_create(0, 0);
     struct db_server *servers = NULL;
     struct heard first = {0}, second = {0};
     struct db_target target = pg_fixture_target();
@@ -156,7 +156,7 @@ static void test_a_listener_that_a_callback_adds_listens_by_its_own_answer(void 
 {
     (void)state;
     struct db_server *servers = NULL;
-    struct adding adding = {.loop = loop_create(&(struct loop_options){0}), .target = pg_fixture_target()};
+    struct adding adding = {.loop = loop_create(0, 0), .target = pg_fixture_target()};
     adding.target.server = db_server_find(&servers, &adding.target);
     struct db_listener *first =
         db_listener_create(&(struct db_listener_config){.loop = adding.loop,
@@ -186,7 +186,7 @@ static void test_a_listener_that_a_callback_adds_listens_by_its_own_answer(void 
 static void test_the_listener_comes_back_after_its_backend_was_ended(void **state)
 {
     (void)state;
-    struct loop *loop = loop_create(&(struct loop_options){0});
+    struct loop *loop = loop_create(0, 0);
     struct heard heard = {0};
     struct db_listener *listener = listen_on(loop, &heard);
     struct db_pool *pool = test_pool(1);
@@ -207,7 +207,7 @@ static void test_the_listener_comes_back_after_its_backend_was_ended(void **stat
 static void test_a_listener_may_end_itself(void **state)
 {
     (void)state;
-    struct loop *loop = loop_create(&(struct loop_options){0});
+    struct loop *loop = loop_create(0, 0);
     struct heard heard = {0};
     heard.destroy = listen_on(loop, &heard);
     run_until(loop, &heard.listening, 1);
@@ -225,7 +225,7 @@ static void test_a_listener_may_end_itself(void **state)
 static void test_the_same_notice_waiting_is_sent_once(void **state)
 {
     (void)state;
-    struct loop *loop = loop_create(&(struct loop_options){0});
+    struct loop *loop = loop_create(0, 0);
     struct heard heard = {0};
     struct db_target target = pg_fixture_target();
     struct db_listener *listener = listen_on(loop, &heard);
@@ -251,7 +251,7 @@ static void test_the_same_notice_waiting_is_sent_once(void **state)
 static void test_payloads_that_cannot_be_sent_become_empty(void **state)
 {
     (void)state;
-    struct loop *loop = loop_create(&(struct loop_options){0});
+    struct loop *loop = loop_create(0, 0);
     struct heard heard = {0};
     struct db_target target = pg_fixture_target();
     static char big[9000];
@@ -282,7 +282,7 @@ static void test_payloads_that_cannot_be_sent_become_empty(void **state)
 static void test_notices_survive_the_notifiers_connection(void **state)
 {
     (void)state;
-    struct loop *loop = loop_create(&(struct loop_options){0});
+    struct loop *loop = loop_create(0, 0);
     struct heard heard = {0};
     struct db_target target = pg_fixture_target();
     struct db_listener *listener = listen_on(loop, &heard);
@@ -323,8 +323,8 @@ static void *notify_much(void *notifier)
 static void test_many_threads_notify(void **state)
 {
     (void)state;
-    struct loop *loop = loop_create(&(struct loop_options){0}),
-                *own = loop_create(&(struct loop_options){.index = 1});
+    struct loop *loop = loop_create(0, 0),
+                *own = loop_create(1, 0);
     struct heard heard = {0};
     struct db_target target = pg_fixture_target();
     struct db_listener *listener = listen_on(own, &heard);
@@ -353,7 +353,7 @@ static void test_a_link_to_nowhere_keeps_trying_and_can_be_ended(void **state)
     static const char *const urls[] = {"postgresql://127.0.0.1:1/db", "postgresql://no-such-host.invalid/db",
                                        "postgresql://localhost:1,127.0.0.1:1/db"};
     for (size_t i = 0; i < sizeof urls / sizeof urls[0]; i++) {
-        struct loop *loop = loop_create(&(struct loop_options){0});
+        struct loop *loop = loop_create(0, 0);
         struct db_target target = pg_fixture_target();
         target.url = str_from(urls[i]);
         struct db_notifier *notifier = db_notifier_create(loop, &target, 1000);

@@ -255,7 +255,7 @@ static void on_listening(void *context)
 static void test_the_listener_finds_a_restarted_server(void **state)
 {
     (void)state;
-    struct loop *loop = loop_create(&(struct loop_options){0});
+    struct loop *loop = loop_create(0, 0);
     struct db_target target = pg_fixture_target();
     int counts[2] = {0};
     struct db_listener *listener =

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "harness.h"
+#include "loop/loop_inside.h"
 
 static struct loop_park_ref parked;
 static int dropped, timed_out, ended_keys;
@@ -156,7 +157,7 @@ static void test_a_parked_request_holds_back_those_behind_it(void **state)
     client_receive(&client);
     assert_int_equal(client_take(&client).status, 200);
     assert_int_equal(buf_len(&client.in), 0);
-    assert_int_equal(loop_parked_count(harness.loop), 1);
+    assert_int_equal(harness.loop->parking.occupied, 1);
     client_send(&client, GET("/now"));
     harness_turn(&harness, 5);
     struct http_request *request = http_request_unpark(parked);
@@ -168,7 +169,7 @@ static void test_a_parked_request_holds_back_those_behind_it(void **state)
     assert_int_equal(client_take(&client).status, 203);
     assert_int_equal(client_take(&client).status, 200);
     assert_int_equal(client_take(&client).status, 200);
-    assert_int_equal(loop_parked_count(harness.loop), 0);
+    assert_int_equal(harness.loop->parking.occupied, 0);
     client_close(&client);
 }
 
@@ -197,7 +198,7 @@ static void test_a_client_that_goes_while_parked_is_told_to_the_owner(void **sta
     harness_turn(&harness, 3);
     assert_int_equal(dropped, 1);
     assert_null(http_request_unpark(parked));
-    assert_int_equal(loop_parked_count(harness.loop), 0);
+    assert_int_equal(harness.loop->parking.occupied, 0);
 }
 
 static void test_a_half_closed_client_is_still_answered_after_parking(void **state)
@@ -226,7 +227,7 @@ static void test_c7_too_many_parked_is_503_with_retry_after(void **state)
         client_send(&clients[i], GET("/park"));
     }
     harness_turn(&harness, 3);
-    assert_int_equal(loop_parked_count(harness.loop), 64);
+    assert_int_equal(harness.loop->parking.occupied, 64);
     int refused = 0;
     for (int i = 0; i < 65; i++) {
         client_receive(&clients[i]);

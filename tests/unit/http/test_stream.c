@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "harness.h"
+#include "loop/loop_inside.h"
 
 /* A source of `total` bytes, `step` at a time; what it does at the end is the test's choice. */
 struct faucet {
@@ -115,7 +116,7 @@ static void test_chunked_and_then_the_next_request(void **state)
     assert_letters(answer.body, 1000);
     assert_int_equal(client_take(&client).status, 200);
     assert_int_equal(faucet.released, 1);
-    assert_int_equal(loop_parked_count(harness.loop), 0);
+    assert_int_equal(harness.loop->parking.occupied, 0);
     client_close(&client);
 }
 
@@ -269,7 +270,7 @@ static void test_a_client_that_goes_releases_the_source(void **state)
     harness_turn(&harness, 3);
     client_close(&client);
     assert_int_equal(faucet.released, 1);
-    assert_int_equal(loop_parked_count(harness.loop), 0);
+    assert_int_equal(harness.loop->parking.occupied, 0);
 }
 
 static void test_a_worker_can_start_a_stream(void **state)

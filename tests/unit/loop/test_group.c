@@ -200,7 +200,7 @@ static void a_job_comes_back_to_the_loop_it_names(void **state)
 {
     (void)state;
     atomic_int ran = 0, done = 0;
-    job_loop = loop_create(&(struct loop_options){0});
+    job_loop = loop_create(0, 0);
     job_thread = pthread_self();
     struct worker_pool *pool = worker_pool_create("test", 2, 8);
     struct counted_job job = {

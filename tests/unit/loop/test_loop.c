@@ -12,11 +12,11 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
-#include "loop/loop.h"
+#include "loop/loop_inside.h"
 
 static struct loop *new_loop(unsigned parked_max)
 {
-    return loop_create(&(struct loop_options){.index = 3, .parked_max = parked_max});
+    return loop_create(3, parked_max);
 }
 
 struct seen {
@@ -213,7 +213,7 @@ static void a_parked_owner_is_found_once_by_message_or_by_timer(void **state)
     assert_ptr_equal(loop_park_take(refused), &timeouts);
     loop_run_once(loop, 0);
     assert_int_equal(timeouts, 1);
-    assert_int_equal(loop_parked_count(loop), 0);
+    assert_int_equal(loop->parking.occupied, 0);
     assert_null(loop_park_take((struct loop_park_ref){.loop = loop}));
     loop_destroy(loop);
 }
@@ -228,7 +228,7 @@ static void ten_thousand_can_be_parked_and_their_slots_are_used_again(void **sta
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < MANY; i++)
             assert_true(loop_park(loop, &owner, clock_deadline_ms(60000 + i), on_timeout, &refs[i]));
-        assert_int_equal(loop_parked_count(loop), MANY);
+        assert_int_equal(loop->parking.occupied, MANY);
         for (int i = 0; i < MANY; i++)
             assert_non_null(loop_park_take(refs[i]));
     }

@@ -377,7 +377,7 @@ void station_open(struct station *station, struct journal *journal, const struct
 {
     struct db_target target = pg_fixture_target();
     struct error error = {0};
-    station->loop = loop_create(&(struct loop_options){0});
+    station->loop = loop_create(0, 0);
     station->workers = worker_pool_create("outbox", 3, 64);
     if (outbox_create(&(struct outbox_config){.table = table,
                                               .settings = settings,

@@ -342,5 +342,5 @@ const struct kernel_part refdata_adapter_part = {.roles = {"adapter"},
 
 bool refdata_adapter_is_up(const struct refdata_adapter *adapter)
 {
-    return adapter->bus && bus_kafka_is_up(adapter->bus);
+    return adapter->bus && bus_is_up(adapter->bus);
 }

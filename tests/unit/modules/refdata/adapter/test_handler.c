@@ -131,7 +131,7 @@ static int set_up(void **state)
                      STATUS_OK);
     rig->catalog = catalog_of(text, NULL);
     pthread_mutex_init(&rig->refdata.catalog_lock, NULL);
-    rig->refdata.home = loop_create(&(struct loop_options){0});
+    rig->refdata.home = loop_create(0, 0);
     rig->database = rig->catalog->databases[0];
     rig->database->refdata = &rig->refdata;
     rig->database->catalog = rig->catalog;
