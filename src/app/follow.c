@@ -101,26 +101,13 @@ static void put_safely(struct buf *out, struct str text)
     }
 }
 
-/* "07:10:00 #1 user: hello": the time of day is UTC's. */
-static void put_event(struct buf *line, const struct json_value *event, int64_t sequence, struct arena *arena)
-{
-    struct str at = json_get_text(event, STR("created_at"), arena);
-    struct json_value payload = {0};
-    (void)json_get(event, STR("payload"), &payload);
-    bool is_switch = str_eq(json_get_text(event, STR("event_type"), arena), STR("agent_switched"));
-    put_safely(line, at.len >= 19 ? str_of(at.ptr + 11, 8) : at);
-    buf_printf(line, " #%lld %s", (long long)sequence, is_switch ? "— " : "");
-    put_safely(line, json_get_text(&payload, is_switch ? STR("from") : STR("role"), arena));
-    buf_put_str(line, is_switch ? STR(" hands over to ") : STR(": "));
-    put_safely(line, json_get_text(&payload, is_switch ? STR("to") : STR("content"), arena));
-}
-
 static enum step take_event(struct follow *follow, struct str line, const struct json_value *object)
 {
     struct json_value event_id;
     struct buf text = {0};
     int64_t sequence;
-    if (!json_get_text(object, STR("event_type"), &follow->arena).len)
+    struct str type = json_get_text(object, STR("event_type"), &follow->arena);
+    if (!type.len)
         return STEP_STRANGE;
     if (!json_get(object, STR("event_id"), &event_id))
         return STEP_ON; /* up to date, a heartbeat, or a warning before the end */
@@ -129,8 +116,18 @@ static enum step take_event(struct follow *follow, struct str line, const struct
     if (sequence <= follow->after)
         return STEP_ON;
     follow->after = sequence;
-    if (!follow->as_json)
-        put_event(&text, object, sequence, &follow->arena);
+    if (!follow->as_json) { /* "07:10:00 #1 user: hello": the time of day is UTC's */
+        struct arena *arena = &follow->arena;
+        struct str at = json_get_text(object, STR("created_at"), arena);
+        struct json_value payload = {0};
+        (void)json_get(object, STR("payload"), &payload);
+        bool is_switch = str_eq(type, STR("agent_switched"));
+        put_safely(&text, at.len >= 19 ? str_of(at.ptr + 11, 8) : at);
+        buf_printf(&text, " #%lld %s", (long long)sequence, is_switch ? "— " : "");
+        put_safely(&text, json_get_text(&payload, is_switch ? STR("from") : STR("role"), arena));
+        buf_put_str(&text, is_switch ? STR(" hands over to ") : STR(": "));
+        put_safely(&text, json_get_text(&payload, is_switch ? STR("to") : STR("content"), arena));
+    }
     enum step step = print_counted(follow, follow->as_json ? line : buf_str(&text));
     buf_deinit(&text);
     return step;

@@ -50,7 +50,7 @@ struct bus {
     struct bus_topic_state *topics;
     size_t topic_count;
     size_t message_bytes_max;
-    atomic_uint turn; /* for messages without a key */
+    atomic_uint turn;  /* for messages without a key */
     atomic_bool is_up; /* the driver's: the engine answers */
 };
 

@@ -281,9 +281,10 @@ enum status db_transaction_timeout(struct db_conn *conn, int64_t timeout_ms, int
     return db_conn_command(conn, sql, deadline_ns, error);
 }
 
+const struct db_statement db_begin_sql = DB_STATEMENT("BEGIN"), db_commit_sql = DB_STATEMENT("COMMIT");
+
 enum status db_commit(struct db_conn *conn, int64_t deadline_ns, struct error *error)
 {
-    static const struct db_statement commit_sql = DB_STATEMENT("COMMIT");
     enum status status = db_conn_check(conn, error);
 
     if (status != STATUS_OK)
@@ -291,7 +292,7 @@ enum status db_commit(struct db_conn *conn, int64_t deadline_ns, struct error *e
     if (conn->in_pipeline &&
         conn->pipeline_left) { /* if any of what was left fails, the server skips the COMMIT */
         db_pipeline_begin(conn);
-        db_pipeline_add(conn, &commit_sql, DB_NO_PARAMS);
+        db_pipeline_add(conn, &db_commit_sql, DB_NO_PARAMS);
         return db_pipeline_end(conn, deadline_ns, NULL, 0, NULL, error);
     }
     /* COMMIT of a failed transaction "succeeds" by rolling back: never report that as done. */

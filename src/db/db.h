@@ -258,9 +258,9 @@ enum status db_rollback_to_savepoint(struct db_conn *conn, int64_t deadline_ns,
  * and COMMIT may be among them; a BEGIN whose COMMIT was skipped needs a db_rollback().
  *
  *     db_pipeline_begin(conn);
- *     db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
+ *     db_pipeline_add(conn, &db_begin_sql, DB_NO_PARAMS);
  *     db_pipeline_add(conn, &insert_sql, DB_PARAMS(db_text(name)));
- *     db_pipeline_add(conn, &commit_sql, DB_NO_PARAMS);
+ *     db_pipeline_add(conn, &db_commit_sql, DB_NO_PARAMS);
  *     status = db_pipeline_end(conn, deadline_ns, results, 3, &failed_at, error);
  *
  * The first failure sticks and is reported by the end, also that of a begin or an add; a parameter that cannot be sent counts
@@ -270,6 +270,7 @@ enum status db_rollback_to_savepoint(struct db_conn *conn, int64_t deadline_ns,
  * failure none is handed out, *failed_at is the first that failed (`count` when it was the connection) and
  * the status is its. DB_RETRY also stands for a prepared statement the server dropped or no longer accepts:
  * run the whole again. */
+extern const struct db_statement db_begin_sql, db_commit_sql;
 void db_pipeline_begin(struct db_conn *conn);
 void db_pipeline_add(struct db_conn *conn, const struct db_statement *statement,
                      const struct db_param *params);

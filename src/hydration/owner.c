@@ -187,21 +187,6 @@ static bool answer_one(struct hydration_owner_slot *slot, struct question *asked
     return true;
 }
 
-static void log_answer(struct hydration *hydration, const struct hydration_event *question,
-                       const struct hydration_event *answer, enum status status, const struct error *error)
-{
-    if (status != STATUS_OK) {
-        log_unanswered(hydration, question, error);
-        return;
-    }
-    log_info("hydration_answered", LOG_STR("entity_type", question->entity_type),
-             LOG_STR("entity_id", question->entity_id),
-             LOG_CSTR("hydration_mode", hydration_mode_names[question->cover.mode]),
-             LOG_STR("requester_module", question->module), LOG_STR("source_module", answer->module),
-             LOG_STR("correlation_id", question->correlation_id), LOG_STR("tenant_id", question->tenant),
-             LOG_CSTR("result", answer->kind == HYDRATION_EVENT_UPDATED ? "updated" : "not-found"));
-}
-
 /* While the owner is quick, its answers are published together. The bus carries every answer: other processes may wait for it, and
  * the ledger stores it. */
 static void answer_some(struct hydration_owner_slot *slot)
@@ -233,7 +218,17 @@ static void answer_some(struct hydration_owner_slot *slot)
         enum status own = is_one_refused
                               ? hydration_wire_send(slot->hydration, &answers[i], 1, deadline_ns, &error)
                               : status;
-        log_answer(slot->hydration, &looks[i].question->event, &answers[i], own, &error);
+        const struct hydration_event *asked = &looks[i].question->event;
+        if (own != STATUS_OK)
+            log_unanswered(slot->hydration, asked, &error);
+        else
+            log_info(
+                "hydration_answered", LOG_STR("entity_type", asked->entity_type),
+                LOG_STR("entity_id", asked->entity_id),
+                LOG_CSTR("hydration_mode", hydration_mode_names[asked->cover.mode]),
+                LOG_STR("requester_module", asked->module), LOG_STR("source_module", answers[i].module),
+                LOG_STR("correlation_id", asked->correlation_id), LOG_STR("tenant_id", asked->tenant),
+                LOG_CSTR("result", answers[i].kind == HYDRATION_EVENT_UPDATED ? "updated" : "not-found"));
         look_close(&looks[i]);
     }
 }

@@ -23,7 +23,6 @@ enum {
 
 /* ---- statements ---- */
 
-static const struct db_statement begin_sql = DB_STATEMENT("BEGIN"), commit_sql = DB_STATEMENT("COMMIT");
 static const struct db_statement lock_sql = DB_STATEMENT("SELECT platform.idempotency_lock($1, $2)");
 
 #define SCOPE_SQL "tenant_id = $1 AND subject = $2 AND method = $3 AND route = $4 AND idempotency_key = $5"
@@ -164,11 +163,11 @@ static enum status run_with_key(struct attempt *run, struct db_conn *conn,
         const struct db_param *params;
         const char *failpoint; /* before it */
     } steps[STATEMENTS] = {
-        {&begin_sql, DB_NO_PARAMS, NULL},
+        {&db_begin_sql, DB_NO_PARAMS, NULL},
         {&lock_sql, DB_PARAMS(db_i64(run->lock_key), db_int(waits ? wait_ms : 0)), NULL},
         {&look, run->look_params, NULL},
         {&store, params, "idempotency.before_effect"},
-        {&commit_sql, DB_NO_PARAMS, "idempotency.before_commit"},
+        {&db_commit_sql, DB_NO_PARAMS, "idempotency.before_commit"},
     };
     struct db_result *results[STATEMENTS] = {0};
     enum status status = STATUS_OK;

@@ -91,10 +91,10 @@ void *loop_park_peek(struct loop_park_ref ref); /* the same without unparking */
 /* ---- the loop itself ---- */
 /* `index`: its number in its group; parked_max 0 = 65,536. Aborts without memory or descriptors. */
 struct loop *loop_create(unsigned index, unsigned parked_max);
-void loop_destroy(struct loop *loop);                         /* after its thread ended */
-void loop_run(struct loop *loop);                             /* until loop_stop() */
-void loop_run_once(struct loop *loop, int wait_ms_max);       /* for tests and drains */
-void loop_stop(struct loop *loop);                            /* any thread */
+void loop_destroy(struct loop *loop);                   /* after its thread ended */
+void loop_run(struct loop *loop);                       /* until loop_stop() */
+void loop_run_once(struct loop *loop, int wait_ms_max); /* for tests and drains */
+void loop_stop(struct loop *loop);                      /* any thread */
 /* After its thread ended: runs and frees what is left. Was there anything? */
 bool loop_settle(struct loop *loop);
 unsigned loop_index(const struct loop *loop);

@@ -233,7 +233,6 @@ static void move_cursor(struct outbox *outbox)
 
 enum { AT_SETTLE = 2, STATEMENTS_MAX = 5 };
 
-static const struct db_statement begin_sql = DB_STATEMENT("BEGIN"), commit_sql = DB_STATEMENT("COMMIT");
 /* Results may be lost in a crash (outbox.h). The index is the right plan even while the table is small or its statistics are old,
  * and a prepared plan outlives both. */
 static const struct db_statement local_sql =
@@ -262,13 +261,13 @@ enum status outbox_claim_exchange(struct outbox *outbox, struct db_conn *conn, b
     if (!settles && !claims)
         return STATUS_OK;
     db_pipeline_begin(conn);
-    db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
+    db_pipeline_add(conn, &db_begin_sql, DB_NO_PARAMS);
     db_pipeline_add(conn, &local_sql, DB_NO_PARAMS);
     if (settles)
         add_settle(outbox, conn);
     if (claims)
         add_claim(outbox, conn);
-    db_pipeline_add(conn, &commit_sql, DB_NO_PARAMS);
+    db_pipeline_add(conn, &db_commit_sql, DB_NO_PARAMS);
     size_t count = 3 + (size_t)settles + (size_t)claims;
     enum status status = db_pipeline_end(conn, deadline_ns, results, count, NULL, error);
     if (status != STATUS_OK) {

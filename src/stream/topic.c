@@ -147,18 +147,6 @@ static void set_first(struct stream_topic *topic, struct stream_segment *segment
     topic->first = segment;
 }
 
-static void trim(struct stream_topic *topic)
-{
-    const struct stream_limits *limits = &topic->config.limits;
-    while (topic->kept_end - topic->kept_start > 1 &&
-           (topic->newest->to - topic->first->to > limits->positions_max ||
-            topic->kept_bytes > limits->bytes_max)) {
-        set_first(topic, topic->kept[topic->kept_start++]);
-        topic->cut_sequence = topic->first->sequence;
-        topic->kept_bytes -= topic->first->len;
-    }
-}
-
 /* Nothing was published for a while: subscribers are up to date, and new ones start with pages, so that a quiet topic keeps
  * nothing. A slow subscriber's references keep what it has not read, until the next quiet period. */
 static void on_quiet(struct loop_timer *timer)
@@ -281,6 +269,7 @@ static void lead_on(struct stream_subscriber *subscriber)
 
 void stream_topic_publish(struct stream_topic *topic, struct stream_segment *segment)
 {
+    const struct stream_limits *limits = &topic->config.limits;
     struct loop *owner = topic->config.owner;
     assert(segment->from == topic->newest->to && segment->to >= segment->from);
     segment->sequence = topic->newest->sequence + 1;
@@ -288,10 +277,16 @@ void stream_topic_publish(struct stream_topic *topic, struct stream_segment *seg
                           memory_order_release); /* the chain's reference now */
     topic->newest = segment;
     keep(topic, segment);
-    trim(topic);
+    while (topic->kept_end - topic->kept_start > 1 &&
+           (topic->newest->to - topic->first->to > limits->positions_max ||
+            topic->kept_bytes > limits->bytes_max)) {
+        set_first(topic, topic->kept[topic->kept_start++]);
+        topic->cut_sequence = topic->first->sequence;
+        topic->kept_bytes -= topic->first->len;
+    }
     if (topic->config.read_page)
-        loop_timer_start(owner, &topic->quiet,
-                         loop_now_ns(owner) + topic->config.limits.heartbeat_ms * CLOCK_NS_PER_MS, on_quiet);
+        loop_timer_start(owner, &topic->quiet, loop_now_ns(owner) + limits->heartbeat_ms * CLOCK_NS_PER_MS,
+                         on_quiet);
     post_to_loops(topic, false);
     struct stream_subscriber *ahead, *next;
     LIST_FOREACH_SAFE(ahead, &topic->ahead, ahead, next) {

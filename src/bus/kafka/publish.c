@@ -160,7 +160,7 @@ static enum status await_broker(struct kafka *kafka, const struct bus_message *m
         if (clock_ms_left(deadline_ns) == 0)
             return error_set(error, STATUS_TIMEOUT, "%s",
                              atomic_load(&kafka->bus.is_up) ? "the topic does not exist"
-                                                        : "no Kafka broker answers");
+                                                            : "no Kafka broker answers");
         clock_cond_wait(&kafka->changed, &kafka->lock, deadline_ns);
     }
 }

@@ -32,8 +32,6 @@ static const struct db_statement direct_sql = DB_STATEMENT(
     "      AND c.position = p.next_offset"
     "    FOR UPDATE OF c SKIP LOCKED) locked");
 
-static const struct db_statement commit_sql = DB_STATEMENT("COMMIT");
-
 enum status bus_direct_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
                            const unsigned *partitions, size_t count, uint64_t *wakes, struct error *error)
 {
@@ -67,7 +65,7 @@ enum status bus_direct_commit(struct bus *bus, struct db_conn *conn, struct str 
     if (!postgres || !found)
         return error_set(error, STATUS_NOT_IMPLEMENTED, "only the bus on PostgreSQL shares transactions");
     db_pipeline_begin(conn);
-    db_pipeline_add(conn, &commit_sql, DB_NO_PARAMS);
+    db_pipeline_add(conn, &db_commit_sql, DB_NO_PARAMS);
     enum status status = db_pipeline_end(conn, deadline_ns, NULL, 0, NULL, error);
     if (atomic_load(&found->wakes) != wakes)
         bus_postgres_wake_topic(postgres, found, POSTGRES_ANYWHERE, STR_NONE, NULL);

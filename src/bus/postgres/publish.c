@@ -36,7 +36,6 @@ static const struct db_statement append_relaxed_sql = DB_STATEMENT(APPEND(RELAXE
     " RETURNING message_offset, " POSTGRES_CREATED_US("bus_message")
 static const struct db_statement append_one_sql = DB_STATEMENT(APPEND_ONE);
 static const struct db_statement append_one_relaxed_sql = DB_STATEMENT(APPEND_ONE RELAXED);
-static const struct db_statement commit_sql = DB_STATEMENT("COMMIT");
 
 /* ---- messages of one statement ---- */
 
@@ -263,7 +262,7 @@ enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct
         bus_postgres_attach(&notice, message);
     db_pipeline_begin(conn);
     db_pipeline_add(conn, &append_one_sql, SINGLE_PARAMS(&append));
-    db_pipeline_add(conn, &commit_sql, DB_NO_PARAMS);
+    db_pipeline_add(conn, &db_commit_sql, DB_NO_PARAMS);
     db_pipeline_add_notice(conn, STR(POSTGRES_CHANNEL), buf_str(&notice));
     buf_deinit(&notice);
     status = db_pipeline_end(conn, deadline_ns, results, 3, &failed_at, error);

@@ -91,7 +91,6 @@ static const struct db_statement failed_sql =
     DB_STATEMENT("UPDATE platform.bus_cursor SET careful_until = $5, attempts = $6,"
                  "       retry_at = clock_timestamp() + $7 * interval '1 ms', last_error = $8"
                  " WHERE group_name = $1 AND topic = $2 AND partition = $3 AND position = $4");
-static const struct db_statement begin_sql = DB_STATEMENT("BEGIN"), commit_sql = DB_STATEMENT("COMMIT");
 
 /* ---- lock and read ---- */
 
@@ -104,7 +103,7 @@ static void open_lock(struct locked_batch *locked, int place)
                               : (unsigned)place;
 
     db_pipeline_begin(locked->conn);
-    db_pipeline_add(locked->conn, &begin_sql, DB_NO_PARAMS);
+    db_pipeline_add(locked->conn, &db_begin_sql, DB_NO_PARAMS);
     db_pipeline_add(locked->conn, anywhere ? &lock_anywhere_sql : &lock_partition_sql,
                     DB_PARAMS(db_cstr(consumer->spec.group), db_text(consumer->topic->name),
                               db_i64(consumer->spec.batch_max),
@@ -172,7 +171,7 @@ static enum status commit_batch(struct locked_batch *locked, struct error *error
                   db_i64(new_position(locked)), db_int(attempts),
                   outcome->retry ? db_i64(wait_ms) : db_null(DB_BIGINT),
                   outcome->retry ? db_cstr(batch->verdicts[outcome->settled].reason) : db_null(DB_TEXT)));
-    db_pipeline_add(locked->conn, &commit_sql, DB_NO_PARAMS);
+    db_pipeline_add(locked->conn, &db_commit_sql, DB_NO_PARAMS);
     if (batch->notice_channel.ptr)
         db_pipeline_add_notice(locked->conn, batch->notice_channel, batch->notice_payload);
     status = db_pipeline_end(locked->conn, clock_deadline_ms(COMMIT_MS), NULL, 0, &failed_at, error);

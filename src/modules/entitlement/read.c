@@ -20,18 +20,6 @@ static const struct db_statement list_sql = DB_STATEMENT(
     "SELECT " COLUMNS " FROM entitlement.entitlements e WHERE e.tenant_id = $1 AND e.user_id = $2"
     " AND e.stock_keeping_unit > $3 ORDER BY e.stock_keeping_unit LIMIT $4");
 
-/* A cursor is the last sku of the page before, in hex. */
-static enum status read_cursor(const struct http_request *request, struct str cursor, struct str *after,
-                               struct error *error)
-{
-    char *sku = arena_alloc(request->arena, cursor.len / 2 + 1);
-    *after = str_of(sku, cursor.len / 2);
-    if (!cursor.len || cursor.len % 2 || after->len > CURSOR_BYTES_MAX ||
-        !hex_get(cursor.ptr, (uint8_t *)sku, after->len) || !str_is_text(*after))
-        return kernel_page_bad_cursor(error);
-    return STATUS_OK;
-}
-
 void entitlement_get_of_user(struct http_request *request)
 {
     const struct entitlement *entitlement = request->context;
@@ -41,8 +29,14 @@ void entitlement_get_of_user(struct http_request *request)
     struct error error = {0};
     struct db_result *rows = NULL;
     enum status status = kernel_page_read(request, &page, &error);
-    if (status == STATUS_OK && page.has_cursor)
-        status = read_cursor(request, page.cursor, &after, &error);
+    if (status == STATUS_OK && page.has_cursor) { /* the last sku of the page before, in hex */
+        struct str cursor = page.cursor;
+        char *sku = arena_alloc(request->arena, cursor.len / 2 + 1);
+        after = str_of(sku, cursor.len / 2);
+        if (!cursor.len || cursor.len % 2 || after.len > CURSOR_BYTES_MAX ||
+            !hex_get(cursor.ptr, (uint8_t *)sku, after.len) || !str_is_text(after))
+            status = kernel_page_bad_cursor(&error);
+    }
     if (status == STATUS_OK)
         status = kernel_store_query(entitlement->kernel, &list_sql,
                                     DB_PARAMS(db_text(kernel_identity(request)->tenant), db_text(page.user),

@@ -84,22 +84,6 @@ void notification_titles_init(struct notification *notification)
         kernel_hydration_consumes(notification->kernel, "item");
 }
 
-/* The lookup is for the event's user. False: the sku cannot be an item's id. */
-static bool make_need(const struct notification_event *event, struct str *field, struct hydration_need *need)
-{
-    struct error error;
-    *need = (struct hydration_need){
-        .tenant = event->tenant,
-        .subject = event->user_id,
-        .entity_type = STR("item"),
-        .entity_id = event->sku,
-        .cover = {.mode = HYDRATION_PARTIAL},
-    };
-    if (!trace_parse(event->traceparent, &need->trace))
-        need->trace = (struct trace){0};
-    return hydration_need_check(need, field, 1, &error) == STATUS_OK;
-}
-
 /* Sets the title of an event. Another module's text: one that a notification cannot hold is ignored. True: the owner answered. */
 static bool set_title(struct notification_event *event, const struct hydration_outcome *outcome,
                       struct arena *arena)
@@ -123,9 +107,21 @@ static void take_titles(struct notification *notification, struct notification_e
     struct hydration_need *needs = arena_alloc(arena, count * sizeof *needs);
     struct hydration_outcome *outcomes = arena_zalloc(arena, count * sizeof *outcomes);
     struct notification_event **titled = arena_alloc(arena, count * sizeof(struct notification_event *));
-    for (size_t i = 0; i < count; i++)
-        if (make_need(&events[i], &field, &needs[asked]))
+    for (size_t i = 0; i < count; i++) {
+        struct hydration_need *need = &needs[asked];
+        struct error error;
+        *need = (struct hydration_need){
+            .tenant = events[i].tenant,
+            .subject = events[i].user_id,
+            .entity_type = STR("item"),
+            .entity_id = events[i].sku,
+            .cover = {.mode = HYDRATION_PARTIAL},
+        };
+        if (!trace_parse(events[i].traceparent, &need->trace))
+            need->trace = (struct trace){0};
+        if (hydration_need_check(need, &field, 1, &error) == STATUS_OK) /* else the sku is not an item's id */
             titled[asked++] = &events[i];
+    }
     int64_t now_ns = clock_mono_ns();
     bool waits = now_ns >= atomic_load(&notification->no_wait_until_ns);
     if (!waits && atomic_load(&notification->titles_silent) &&

@@ -54,7 +54,6 @@ void postgres_cut(void)
 enum status postgres_publish_attached(struct process *process, const char *topic, const char *key, int number)
 {
     char text[16];
-    static const struct db_statement begin_sql = DB_STATEMENT("BEGIN");
     struct db_conn *conn;
     const struct bus_header header = {STR("h"), STR("v:1,")};
     struct bus_message message = {
@@ -65,7 +64,7 @@ enum status postgres_publish_attached(struct process *process, const char *topic
     enum status status = db_acquire(sql_pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL);
     if (status == STATUS_OK) {
         db_pipeline_begin(conn);
-        db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
+        db_pipeline_add(conn, &db_begin_sql, DB_NO_PARAMS);
         db_pipeline_leave(conn, NULL, 0);
         status = bus_publish_and_commit(process->bus, conn, &message, clock_deadline_ms(PATIENCE_MS), NULL);
     }

@@ -97,8 +97,7 @@ static void test_nobody_there_is_no_reason_to_wait_for_ever(void **state)
 {
     (void)state;
     static const struct bus_topic topic = {.name = "nobody", .partitions = 1};
-    struct process process = {.loop = loop_create(0, 0),
-                              .workers = worker_pool_create("bus", 2, 10)};
+    struct process process = {.loop = loop_create(0, 0), .workers = worker_pool_create("bus", 2, 10)};
     struct bus_kafka_config config = {.loop = process.loop,
                                       .workers = process.workers,
                                       .brokers = "127.0.0.1:1",

@@ -323,8 +323,7 @@ static void *notify_much(void *notifier)
 static void test_many_threads_notify(void **state)
 {
     (void)state;
-    struct loop *loop = loop_create(0, 0),
-                *own = loop_create(1, 0);
+    struct loop *loop = loop_create(0, 0), *own = loop_create(1, 0);
     struct heard heard = {0};
     struct db_target target = pg_fixture_target();
     struct db_listener *listener = listen_on(own, &heard);

@@ -34,7 +34,6 @@ enum {
 /* A lock that another transaction holds must not keep the other updates waiting. */
 static const struct db_statement lock_timeout_sql =
     DB_STATEMENT("select set_config('lock_timeout', '300', true)");
-static const struct db_statement begin_sql = DB_STATEMENT("BEGIN");
 
 enum way { DIRECT, GUESSED, QUEUED }; /* after a failed try the next one is taken */
 
@@ -114,7 +113,7 @@ static enum status apply_directly(struct group *group, struct db_conn *conn, str
         if (is_wanted[i])
             partitions[partition_count++] = i;
     db_pipeline_begin(conn);
-    db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
+    db_pipeline_add(conn, &db_begin_sql, DB_NO_PARAMS);
     enum status status =
         bus_direct_ask(group->database->buses.commands, conn, STR(REFDATA_COMMANDS), REFDATA_APPLY_GROUP,
                        partitions, partition_count, mark, &group->error);
@@ -180,7 +179,7 @@ static enum status commit_guessed(struct group *group, struct db_conn *conn, str
 {
     const struct refdata_accepted accepted = accepted_of(group->posts[0]);
     db_pipeline_begin(conn);
-    db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
+    db_pipeline_add(conn, &db_begin_sql, DB_NO_PARAMS);
     add_acceptances(group, conn, true, arena);
     db_pipeline_leave(conn, NULL, 0); /* with the commit */
     FAILPOINT("command.before_single_commit");
@@ -198,7 +197,7 @@ static enum status commit_queued(struct group *group, struct db_conn *conn, stru
 {
     struct db_result *results[2] = {NULL};
     db_pipeline_begin(conn);
-    db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
+    db_pipeline_add(conn, &db_begin_sql, DB_NO_PARAMS);
     struct refdata_acceptance **acceptances = add_acceptances(group, conn, false, arena);
     enum status status = db_pipeline_end(conn, group->deadline_ns, results, 2, NULL, &group->error);
     if (status == STATUS_OK)
