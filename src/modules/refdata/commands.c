@@ -106,11 +106,6 @@ enum status refdata_commands_put(struct refdata_database *database, struct db_co
     return status;
 }
 
-bool refdata_commands_can_commit(const struct refdata_database *database)
-{
-    return bus_shares_commits(database->buses.commands, STR(REFDATA_COMMANDS));
-}
-
 enum status refdata_commands_put_and_commit(struct refdata_database *database, struct db_conn *conn,
                                             const struct refdata_accepted *accepted, int64_t deadline_ns,
                                             struct arena *arena, struct error *error)

@@ -55,44 +55,42 @@ static const struct refdata_rows_sql delete_sql = REFDATA_ROWS_SQL(DELETE, "$1, 
 
 /* ---- templates ---- */
 
-struct change_values { /* of a template's parameters; the numbers have their text here */
-    struct str values[REFDATA_PARAMETERS];
-    char version[REFDATA_NUMBER_BYTES], epoch[REFDATA_NUMBER_BYTES];
+struct values { /* of a template's parameters */
+    struct str of[REFDATA_PARAMETERS];
 };
 
-static void set_values(struct change_values *out, const struct refdata_write *change)
+static struct values values_of(const struct refdata_write *change, struct arena *arena)
 {
-    *out = (struct change_values){
-        .values = {[REFDATA_TENANT_ID] = change->tenant, [REFDATA_SNAPSHOT_ID] = change->snapshot_id}};
-    out->values[REFDATA_EVENT_VERSION] = refdata_number(out->version, change->version);
-    out->values[REFDATA_EVENT_EPOCH] = refdata_number(out->epoch, change->epoch_ms);
+    return (struct values){{[REFDATA_TENANT_ID] = change->tenant,
+                            [REFDATA_SNAPSHOT_ID] = change->snapshot_id,
+                            [REFDATA_EVENT_VERSION] = REFDATA_I64(arena, change->version),
+                            [REFDATA_EVENT_EPOCH] = REFDATA_I64(arena, change->epoch_ms)}};
 }
 
 static void add_template(const struct refdata_dictionary *dictionary, enum refdata_field field,
-                         const struct change_values *values, struct refdata_writer *writer)
+                         const struct values *values, struct refdata_writer *writer)
 {
     const struct db_statement *statement = &dictionary->sql[field].statement;
     struct db_param params[DB_PARAMS_MAX];
-    refdata_dictionary_bind(statement, values->values, params);
+    refdata_dictionary_bind(statement, values->of, params);
     refdata_writer_add(writer, statement, params);
 }
 
 static void write_item(const struct refdata_dictionary *dictionary, const struct refdata_item *item,
-                       struct change_values *values, struct refdata_writer *writer)
+                       struct values *values, struct refdata_writer *writer)
 {
-    values->values[REFDATA_KEY] = item->key;
-    values->values[REFDATA_PAYLOAD] = item->payload;
+    values->of[REFDATA_KEY] = item->key;
+    values->of[REFDATA_PAYLOAD] = item->payload;
     add_template(dictionary, item->is_delete ? REFDATA_DELETE : REFDATA_UPSERT, values, writer);
 }
 
 /* [{"key","payload"}…] by the style the dictionary has. */
 static void write_json(const struct refdata_write *change, struct str json, struct refdata_writer *writer)
 {
-    struct change_values values;
+    struct values values = values_of(change, writer->arena);
     bool stages = change->dictionary->sql[REFDATA_SNAPSHOT_STAGE].given;
-    set_values(&values, change);
-    values.values[REFDATA_SNAPSHOT_JSON] = json;
-    values.values[REFDATA_CHUNK_INDEX] = STR("1");
+    values.of[REFDATA_SNAPSHOT_JSON] = json;
+    values.of[REFDATA_CHUNK_INDEX] = STR("1");
     add_template(change->dictionary, stages ? REFDATA_SNAPSHOT_STAGE : REFDATA_SNAPSHOT_REPLACE, &values,
                  writer);
     if (stages)
@@ -107,7 +105,6 @@ void refdata_write_deltas(const struct refdata_write *changes, size_t count, str
 {
     const struct refdata_write *change, *end = changes + count;
     struct refdata_columns upserts, deletes;
-    struct change_values values;
     struct refdata_merge merge;
     size_t item_count = 0;
     for (change = changes; change < end; change++)
@@ -128,7 +125,7 @@ void refdata_write_deltas(const struct refdata_write *changes, size_t count, str
         if (change->dictionary->is_builtin)
             continue;
         refdata_writer_plan_freely(writer);
-        set_values(&values, change);
+        struct values values = values_of(change, writer->arena);
         refdata_writer_name_items(writer, change->items, change->item_count);
         for (size_t i = 0; i < change->item_count; i++)
             write_item(change->dictionary, &change->items[i], &values, writer);
@@ -190,7 +187,6 @@ void refdata_write_staged(const struct refdata_write *change, struct refdata_wri
 {
     struct db_param pair[5] = {db_text(change->tenant), db_text(change->dictionary->code),
                                db_uuid(change->snapshot_id), DB_END, DB_END};
-    struct change_values values;
     struct db_result *rows = NULL;
     int64_t chunk = 0;
     if (change->dictionary->is_builtin) {
@@ -199,7 +195,7 @@ void refdata_write_staged(const struct refdata_write *change, struct refdata_wri
                                      pair[2], db_i64(change->begun_version)));
         return;
     }
-    set_values(&values, change);
+    struct values values = values_of(change, writer->arena);
     if (!change->dictionary->sql[REFDATA_SNAPSHOT_STAGE].given) {
         rows = refdata_writer_query(writer, &staged_whole_sql, pair);
         if (rows)
@@ -208,16 +204,15 @@ void refdata_write_staged(const struct refdata_write *change, struct refdata_wri
     } else {
         pair[3] = db_int(chunk);
         while ((rows = refdata_writer_query(writer, &staged_chunk_sql, pair)) && db_result_rows(rows) == 1) {
-            char index[REFDATA_NUMBER_BYTES];
             chunk = db_result_i64(rows, 0, 0);
             pair[3] = db_int(chunk);
-            values.values[REFDATA_CHUNK_INDEX] = refdata_number(index, chunk);
-            values.values[REFDATA_SNAPSHOT_JSON] = db_result_str(rows, 0, 1);
+            values.of[REFDATA_CHUNK_INDEX] = REFDATA_I64(writer->arena, chunk);
+            values.of[REFDATA_SNAPSHOT_JSON] = db_result_str(rows, 0, 1);
             add_template(change->dictionary, REFDATA_SNAPSHOT_STAGE, &values, writer);
             db_result_free(rows);
         }
         db_result_free(rows);
-        values.values[REFDATA_SNAPSHOT_JSON] = values.values[REFDATA_CHUNK_INDEX] = STR_NONE;
+        values.of[REFDATA_SNAPSHOT_JSON] = values.of[REFDATA_CHUNK_INDEX] = STR_NONE;
         add_template(change->dictionary, REFDATA_SNAPSHOT_FINALIZE, &values, writer);
     }
     /* The deltas that came meanwhile, each with its own time and the snapshot's version. */
@@ -229,7 +224,7 @@ void refdata_write_staged(const struct refdata_write *change, struct refdata_wri
                                     .is_delete = db_result_is_null(deltas, row, 2)};
         if (!item.is_delete)
             item.payload = db_result_str(deltas, row, 2);
-        values.values[REFDATA_EVENT_EPOCH] = db_result_str(deltas, row, 0);
+        values.of[REFDATA_EVENT_EPOCH] = db_result_str(deltas, row, 0);
         write_item(change->dictionary, &item, &values, writer);
     }
     db_result_free(deltas);

@@ -1,8 +1,6 @@
 /* Statements in pipelines that end before they grow too long. */
 #include "modules/refdata/writer.h"
 
-#include <stdio.h>
-
 #include "base/clock.h"
 #include "modules/refdata/update.h"
 
@@ -109,17 +107,11 @@ void refdata_writer_plan_freely(struct refdata_writer *writer)
 
 void refdata_writer_allow(struct refdata_writer *writer, int64_t timeout_ms)
 {
-    char text[REFDATA_NUMBER_BYTES];
     int64_t deadline_ns = clock_deadline_ms(timeout_ms);
     if (deadline_ns > writer->deadline_ns)
         writer->deadline_ns = deadline_ns;
     refdata_writer_plan_freely(writer);
-    refdata_writer_add(writer, &allow_sql, DB_PARAMS(db_text(refdata_number(text, timeout_ms))));
-}
-
-struct str refdata_number(char out[REFDATA_NUMBER_BYTES], int64_t value)
-{
-    return str_of(out, (size_t)snprintf(out, REFDATA_NUMBER_BYTES, "%lld", (long long)value));
+    refdata_writer_add(writer, &allow_sql, DB_PARAMS(db_text(REFDATA_I64(writer->arena, timeout_ms))));
 }
 
 /* ---- columns ---- */

@@ -41,8 +41,6 @@ void refdata_writer_allow(struct refdata_writer *writer, int64_t timeout_ms);
 void refdata_writer_plan_freely(struct refdata_writer *writer);
 
 /* ---- values as text ---- */
-#define REFDATA_NUMBER_BYTES 24
-struct str refdata_number(char out[REFDATA_NUMBER_BYTES], int64_t value);
 /* Rows to be written by one statement. Many go as arrays side by side, for unnest(). One alone, which is what most updates are,
  * needs no arrays: its statement's parameters are the values themselves. */
 #define REFDATA_COLUMNS_MAX 12

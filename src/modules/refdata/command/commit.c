@@ -241,7 +241,8 @@ static enum status try_once(struct group *group, struct db_conn *conn)
     enum status status;
     struct arena arena = ARENA(4096);
     if (group->way == GUESSED &&
-        (group->count > 1 || !group->posts[0]->waits || !refdata_commands_can_commit(group->database)))
+        (group->count > 1 || !group->posts[0]->waits ||
+         !bus_shares_commits(group->database->buses.commands, STR(REFDATA_COMMANDS))))
         group->way = QUEUED;
     if (group->way == DIRECT)
         status = commit_direct(group, conn, &arena);

@@ -53,7 +53,7 @@ static void on_reply(struct loop *loop, struct loop_message *message)
 {
     struct refdata_ask *ask = CONTAINER_OF(message, struct refdata_ask, message);
     struct http_request *request = http_request_unpark(ask->ref);
-    struct refdata_demand *demand = request ? refdata_demand_of(request) : NULL;
+    struct refdata_demand *demand = request ? request->handler_data : NULL;
     struct error error;
     char members[96] = "";
     (void)loop;

@@ -45,11 +45,6 @@ struct refdata_demand {
     struct cache_snapshot *answer; /* the same; lives until the handler returns */
 };
 
-static inline struct refdata_demand *refdata_demand_of(const struct http_request *request)
-{
-    return request->handler_data;
-}
-
 /* On the request's loop: parks it, or answers it where too many are, and asks. `on_ask` gets the ask on the home loop, and owns it. */
 void refdata_ask_post(struct http_request *request, int64_t timeout_ms, http_timeout_fn *on_timeout,
                       refdata_ask_fn *on_ask, const struct refdata_demand *demand);

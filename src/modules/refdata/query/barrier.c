@@ -167,7 +167,7 @@ static void on_wait_over(struct http_request *request, void *context)
 {
     struct refdata *refdata = context;
     refdata_ask_post(request, atomic_load(&refdata->catalog)->barrier.timeout_ms, refdata_ask_late,
-                     decide_by_primary, refdata_demand_of(request));
+                     decide_by_primary, request->handler_data);
 }
 
 bool refdata_barrier_reach(struct http_request *request, const struct refdata_reading *reading,

@@ -62,7 +62,7 @@ bool refdata_reading_begin(struct http_request *request, const char *const *quer
                            struct refdata_reading *reading)
 {
     struct refdata *refdata = request->context;
-    struct refdata_demand *demand = refdata_demand_of(request);
+    struct refdata_demand *demand = request->handler_data;
     const struct cache_snapshot *answer = demand ? demand->answer : NULL;
     struct str tenant = kernel_identity(request)->tenant, code;
     struct error error;
