@@ -176,7 +176,7 @@ const void *config_section(const struct config *config, const char *name)
 enum status config_error_at(const struct config *config, struct setting_place place, const char *field,
                             struct error *error, const char *format, ...)
 {
-    struct config_report report = {.path = config->path, .error = error};
+    struct config_report report = {.path = config ? config->path : "configuration", .error = error};
     va_list args;
     va_start(args, format);
     config_report_va(&report, place, str_from(field), format, args);

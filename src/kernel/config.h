@@ -40,7 +40,7 @@ struct arena *config_arena(struct config *config);
 const void *config_section(const struct config *config, const char *name);
 
 /* Formats an error at a value's place: "FILE:LINE:COL: FIELD: message" (config-time checks of modules). Returns
- * STATUS_CONFIG. */
+ * STATUS_CONFIG. Without a config (NULL: the settings were checked before) there is no name of the file. */
 enum status config_error_at(const struct config *config, struct setting_place place, const char *field,
                             struct error *error, const char *format, ...) PRINTF_LIKE(5, 6);
 /* The place in the file of text[offset], where `text` is the string that stands at value_place: exact for block

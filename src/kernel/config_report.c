@@ -122,9 +122,9 @@ static size_t skip_spaces(struct str s, size_t at)
 struct setting_place config_place_in_text(const struct config *config, struct setting_place value_place,
                                           struct str text, size_t offset)
 {
-    struct str source = config->source;
-    if (value_place.line == 0)
+    if (!config || value_place.line == 0)
         return value_place;
+    struct str source = config->source;
     size_t at = config_place_byte(source, value_place);
     /* from where the node begins to where its text does: past an anchor, a tag and a block scalar's header line */
     while (at < source.len && (source.ptr[at] == '&' || source.ptr[at] == '!')) {

@@ -85,8 +85,6 @@ static enum status fail_at(const struct making *making, const struct refdata_tem
     char where[96], text[sizeof making->error->message];
     snprintf(where, sizeof where, "refdata.dictionaries[%zu].%s", making->index, field);
     snprintf(text, sizeof text, "%s", message);
-    if (!making->config)
-        return error_set(making->error, STATUS_CONFIG, "%s: %s", where, text);
     struct setting_place place = config_place_in_text(making->config, template->place, template->sql, offset);
     return config_error_at(making->config, place, where, making->error, "%s", text);
 }

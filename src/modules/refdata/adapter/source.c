@@ -50,8 +50,7 @@ static enum status refuse(const struct making *making, struct setting_place plac
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
     snprintf(field, sizeof field, "refdata.adapter.sources[%zu].%s", making->index, setting);
-    return making->config ? config_error_at(making->config, place, field, making->error, "%s", message)
-                          : error_set(making->error, STATUS_CONFIG, "%s: %s", field, message);
+    return config_error_at(making->config, place, field, making->error, "%s", message);
 }
 
 /* ---- JSON pointers: parsed once, when the configuration is read, then applied to each message ---- */
