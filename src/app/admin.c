@@ -85,25 +85,6 @@ void admin_add_target(struct admin *admin, const struct db_target *target, const
     admin->targets[admin->target_count++] = (struct admin_target){*target, module};
 }
 
-static bool run_target(struct admin *admin, const struct db_target *target)
-{
-    struct error error = {0};
-    struct db_pool *pool = NULL;
-    struct db_conn *conn = NULL;
-    admin->deadline_ns = clock_deadline_ms(STATEMENT_MS);
-    enum status status = db_pool_create(target, &pool, &error);
-    if (status == STATUS_OK)
-        status = db_acquire(pool, admin->deadline_ns, &conn, &error);
-    if (status == STATUS_OK)
-        status = admin->action->run(admin, conn, &error);
-    if (status != STATUS_OK)
-        (void)app_fail(admin->name, "database %s%s%s: %s", target->name, pool ? " at " : "",
-                       pool ? db_pool_address(pool) : "", error.message);
-    db_release(conn);
-    db_pool_destroy(pool);
-    return status == STATUS_OK;
-}
-
 int admin_main(int argc, char **argv, struct admin *admin, const struct admin_command *command)
 {
     admin->command = command;
@@ -123,9 +104,21 @@ int admin_main(int argc, char **argv, struct admin *admin, const struct admin_co
     else if (admin->target_count > 1 && admin->action->done)
         exit_status = app_misuse(admin->name, "the table is in several databases: name one by --database");
     for (size_t i = 0; i < admin->target_count && exit_status != OPTIONS_WRONG; i++) {
+        struct error error = {0};
+        struct db_pool *pool = NULL;
+        struct db_conn *conn = NULL;
         admin->target = &admin->targets[i];
-        if (!run_target(admin, &admin->target->target))
-            exit_status = 1;
+        admin->deadline_ns = clock_deadline_ms(STATEMENT_MS);
+        enum status status = db_pool_create(&admin->target->target, &pool, &error);
+        if (status == STATUS_OK)
+            status = db_acquire(pool, admin->deadline_ns, &conn, &error);
+        if (status == STATUS_OK)
+            status = admin->action->run(admin, conn, &error);
+        if (status != STATUS_OK)
+            exit_status = app_fail(admin->name, "database %s%s%s: %s", admin->target->target.name,
+                                   pool ? " at " : "", pool ? db_pool_address(pool) : "", error.message);
+        db_release(conn);
+        db_pool_destroy(pool);
     }
     free(admin->targets);
     arena_deinit(&admin->texts);

@@ -68,19 +68,6 @@ unsigned db_param_count(const struct db_statement *statement, const struct db_pa
     return count;
 }
 
-/* To the scratch, with its NUL. */
-static void put_value(struct buf *scratch, const struct db_param *param, bool is_number)
-{
-    if (!is_number) {
-        buf_put_str(scratch, param->value);
-    } else {
-        if (param->number < 0)
-            buf_put_char(scratch, '-');
-        buf_put_u64(scratch, param->number < 0 ? -(uint64_t)param->number : (uint64_t)param->number);
-    }
-    buf_put_char(scratch, '\0');
-}
-
 enum status db_bound_set(struct db_bound *bound, const struct db_statement *statement,
                          const struct db_param *params, struct error *error)
 {
@@ -104,8 +91,15 @@ enum status db_bound_set(struct db_bound *bound, const struct db_statement *stat
         bound->types[i] = type;
         bound->formats[i] = is_sent_in_place(type);
         in_scratch[i] = is_number || (param->value.ptr && !is_sent_in_place(type));
+        if (is_number && param->number < 0)
+            buf_put_char(&bound->scratch, '-');
+        if (is_number)
+            buf_put_u64(&bound->scratch,
+                        param->number < 0 ? -(uint64_t)param->number : (uint64_t)param->number);
+        else if (in_scratch[i])
+            buf_put_str(&bound->scratch, param->value);
         if (in_scratch[i])
-            put_value(&bound->scratch, param, is_number);
+            buf_put_char(&bound->scratch, '\0');
         bound->values[i] = param->value.ptr;
         bound->lengths[i] =
             in_scratch[i] ? (int)(buf_len(&bound->scratch) - before - 1) : (int)param->value.len;

@@ -14,26 +14,10 @@ static bool is_for(const struct hydration_event *event, struct str subject)
     return !event->is_private || (subject.len > 0 && str_eq(event->subject, subject));
 }
 
-/* The entity is private: each caller has a lookup of its own from now on, so that no caller's question is in the way of the one
- * that may see it. */
-static void split_by_caller(struct hydration_lookup *lookup)
-{
-    static const struct hydration_outcome refused = {.result = HYDRATION_UNAVAILABLE};
-    struct hydration_waiter *waiter, *next;
-
-    TAILQ_FOREACH_SAFE(waiter, &lookup->waiters, link, next) {
-        if (!waiter->subject.len)
-            continue;
-        if (hydration_waiter_join(waiter, &lookup->need, waiter->subject))
-            waiter->lookup->lag_ms = HYDRATION_REREAD_MS;
-        else
-            hydration_waiter_leave(waiter, &refused, HYDRATION_BY_JOINING);
-    }
-}
-
 static void deliver_to(struct hydration_lookup *lookup, const struct hydration_event *event,
                        const struct hydration_outcome *outcome, bool is_ledger)
 {
+    static const struct hydration_outcome refused = {.result = HYDRATION_UNAVAILABLE};
     bool is_enough =
         outcome->result == HYDRATION_NOT_FOUND || hydration_event_includes(event, &lookup->need.cover);
     bool has_asked = lookup->question.subject || hydration_lookup_is_own(lookup, event->correlation_id);
@@ -47,10 +31,19 @@ static void deliver_to(struct hydration_lookup *lookup, const struct hydration_e
                                                                       : HYDRATION_BY_JOINING);
     if (!lookup->need.subject.len || is_for(event, lookup->need.subject))
         hydration_lookup_answered(lookup);
-    if (event->is_private && !lookup->need.subject.len)
-        split_by_caller(lookup);
-    else if (!TAILQ_EMPTY(&lookup->waiters) && is_for(event, lookup->need.subject))
+    if (event->is_private && !lookup->need.subject.len) {
+        /* Each caller has a lookup of its own from now on, so that no caller's question is in the way of the one that may see it. */
+        TAILQ_FOREACH_SAFE(waiter, &lookup->waiters, link, next) {
+            if (!waiter->subject.len)
+                continue;
+            if (hydration_waiter_join(waiter, &lookup->need, waiter->subject))
+                waiter->lookup->lag_ms = HYDRATION_REREAD_MS;
+            else
+                hydration_waiter_leave(waiter, &refused, HYDRATION_BY_JOINING);
+        }
+    } else if (!TAILQ_EMPTY(&lookup->waiters) && is_for(event, lookup->need.subject)) {
         hydration_lookup_again(lookup);
+    }
     hydration_lookup_settle(lookup);
 }
 
@@ -73,7 +66,7 @@ static struct hydration_lookup *next_lookup(const struct hydration_lookup *looku
     return lookup_of(map_match(lookup->node.next, lookup->node.hash), event);
 }
 
-/* Lookups that split_by_caller() opens are at the head of their bucket, where the walk has been. */
+/* Lookups that deliver_to() opens are at the head of their bucket, where the walk has been. */
 static void deliver_to_all(struct hydration_shard *shard, uint64_t hash, const struct hydration_event *event,
                            bool is_ledger)
 {

@@ -213,21 +213,6 @@ static void run_job(struct worker_job *worker)
 
 /* ---- its result, on the loop ---- */
 
-/* Copied out of the job that found it: the next job may still run when a caller's time is up. */
-static void keep_stale(struct hydration_lookup *lookup, const struct hydration_event *found)
-{
-    free(lookup->stale.block);
-    lookup->stale.block = NULL;
-    if (!found->data.len)
-        return;
-    char *at = memory_alloc(found->data.len + found->module.len + found->subject.len);
-    lookup->stale.block = at;
-    lookup->stale.outcome =
-        (struct hydration_outcome){.data = hydration_text_keep(found->data, &at), .version = found->version};
-    lookup->stale.outcome.source_module = hydration_text_keep(found->module, &at);
-    lookup->stale.subject = hydration_text_keep(found->subject, &at);
-}
-
 static void take_finding(struct hydration_lookup *lookup)
 {
     const struct hydration_lookup_job *job = &lookup->job;
@@ -238,7 +223,18 @@ static void take_finding(struct hydration_lookup *lookup)
             hydration_lookup_again(lookup); /* the ledger is about to store what arrived here */
         return;
     }
-    keep_stale(lookup, &finding->event);
+    /* Copied out of the job that found it: the next job may still run when a caller's time is up. */
+    const struct hydration_event *found = &finding->event;
+    free(lookup->stale.block);
+    lookup->stale.block = NULL;
+    if (found->data.len) {
+        char *at = memory_alloc(found->data.len + found->module.len + found->subject.len);
+        lookup->stale.block = at;
+        lookup->stale.outcome = (struct hydration_outcome){.data = hydration_text_keep(found->data, &at),
+                                                           .version = found->version};
+        lookup->stale.outcome.source_module = hydration_text_keep(found->module, &at);
+        lookup->stale.subject = hydration_text_keep(found->subject, &at);
+    }
     if (job->kind == LOOKUP_LAST_READ)
         return;
     if (finding->kind == HYDRATION_LEDGER_ASK) {

@@ -115,22 +115,6 @@ static void publish_batch(struct outbox *outbox)
     outbox_results_conclude(outbox);
 }
 
-/* The rows show the outage at once. Until the pause is over, no commit wakes the step, so that a million waiting rows are not
- * all tried. */
-static int64_t outage_pause(struct outbox *outbox, const struct outbox_result *result)
-{
-    struct error error = {0};
-    if (outbox->outage.failures == 0) {
-        outbox->outage_ns = clock_mono_ns();
-        log_warn("outbox_engine_away", LOG_CSTR("module", outbox->config.table->module),
-                 LOG_CSTR("table", outbox->config.table->name), LOG_CSTR("error", result->reason));
-    }
-    int64_t pause_ms = outbox->claim.outage_pause_ms = backoff_next_ms(&outbox->outage);
-    error.status = outbox_exchange(outbox, false, clock_deadline_ms(EXCHANGE_MS), &error);
-    task_hold(outbox->step, TASK_MS(pause_ms));
-    return error.status == STATUS_OK ? TASK_MS(pause_ms) : exchange_failed(outbox, &error);
-}
-
 static int64_t outbox_step(struct task *task, void *context)
 {
     struct outbox *outbox = context;
@@ -155,8 +139,17 @@ static int64_t outbox_step(struct task *task, void *context)
         outage = !outage && claim->results[i].kind == OUTBOX_OUTAGE ? &claim->results[i] : outage;
         is_any_tried |= claim->results[i].kind != OUTBOX_RELEASE;
     }
-    if (outage)
-        return outage_pause(outbox, outage);
+    if (outage) { /* the rows show it at once; no commit wakes the step, so that a million waiting rows are not all tried */
+        if (outbox->outage.failures == 0) {
+            outbox->outage_ns = clock_mono_ns();
+            log_warn("outbox_engine_away", LOG_CSTR("module", outbox->config.table->module),
+                     LOG_CSTR("table", outbox->config.table->name), LOG_CSTR("error", outage->reason));
+        }
+        int64_t pause_ms = claim->outage_pause_ms = backoff_next_ms(&outbox->outage);
+        error.status = outbox_exchange(outbox, false, clock_deadline_ms(EXCHANGE_MS), &error);
+        task_hold(task, TASK_MS(pause_ms));
+        return error.status == STATUS_OK ? TASK_MS(pause_ms) : exchange_failed(outbox, &error);
+    }
     if (!is_any_tried)
         return TASK_MS(RELEASED_WAIT_MS);
     if (outbox->outage.failures > 0) {

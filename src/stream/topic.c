@@ -122,23 +122,6 @@ static void post_to_loops(struct stream_topic *topic, bool closes)
 
 /* ---- what is kept ---- */
 
-static void keep(struct stream_topic *topic, struct stream_segment *segment)
-{
-    if (topic->kept_end == topic->kept_capacity) {
-        size_t count = topic->kept_end - topic->kept_start;
-        if (count >= topic->kept_capacity / 2) {
-            topic->kept_capacity = topic->kept_capacity ? 2 * topic->kept_capacity : 16;
-            topic->kept =
-                memory_realloc_array(topic->kept, topic->kept_capacity, sizeof(struct stream_segment *));
-        }
-        memmove(topic->kept, topic->kept + topic->kept_start, count * sizeof(struct stream_segment *));
-        topic->kept_start = 0;
-        topic->kept_end = count;
-    }
-    topic->kept[topic->kept_end++] = segment;
-    topic->kept_bytes += segment->len;
-}
-
 /* What comes before it is kept no longer than its readers need it. */
 static void set_first(struct stream_topic *topic, struct stream_segment *segment)
 {
@@ -276,7 +259,19 @@ void stream_topic_publish(struct stream_topic *topic, struct stream_segment *seg
     atomic_store_explicit(&topic->newest->next, segment,
                           memory_order_release); /* the chain's reference now */
     topic->newest = segment;
-    keep(topic, segment);
+    if (topic->kept_end == topic->kept_capacity) {
+        size_t count = topic->kept_end - topic->kept_start;
+        if (count >= topic->kept_capacity / 2) {
+            topic->kept_capacity = topic->kept_capacity ? 2 * topic->kept_capacity : 16;
+            topic->kept =
+                memory_realloc_array(topic->kept, topic->kept_capacity, sizeof(struct stream_segment *));
+        }
+        memmove(topic->kept, topic->kept + topic->kept_start, count * sizeof(struct stream_segment *));
+        topic->kept_start = 0;
+        topic->kept_end = count;
+    }
+    topic->kept[topic->kept_end++] = segment;
+    topic->kept_bytes += segment->len;
     while (topic->kept_end - topic->kept_start > 1 &&
            (topic->newest->to - topic->first->to > limits->positions_max ||
             topic->kept_bytes > limits->bytes_max)) {

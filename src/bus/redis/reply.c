@@ -89,17 +89,12 @@ static void *create_nil(const redisReadTask *task)
     return new_reply(task, REDIS_NIL, 0);
 }
 
-static void free_nothing(void *reply)
-{
-    (void)reply; /* the arena's */
-}
-
 static redisReplyObjectFunctions functions = {
     .createString = create_string,
     .createArray = create_array,
     .createInteger = create_integer,
     .createNil = create_nil,
-    .freeObject = free_nothing,
+    .freeObject = NULL, /* replies are the arena's */
 };
 
 /* ---- the parser ---- */

@@ -183,21 +183,6 @@ static enum status read_event_query(const struct http_request *request, struct e
     return STATUS_OK;
 }
 
-static void put_events(struct buf *body, const struct db_result *rows)
-{
-    size_t count = db_result_rows(rows), shown = count;
-    if (count && db_result_is_null(rows, count - 1, EVENT_LINE))
-        shown--;
-    json_put_key(body, STR("events"));
-    put_rows(body, rows, EVENT_LINE, shown);
-    json_put_key(body, STR("next_cursor"));
-    if (shown && shown < count)
-        buf_printf(body, "\"%.*s.%.*s\"", STR_ARG(db_result_str(rows, shown - 1, EVENT_AT)),
-                   STR_ARG(db_result_str(rows, shown - 1, EVENT_ID)));
-    else
-        buf_put_str(body, STR("null"));
-}
-
 void chat_get_events(struct http_request *request)
 {
     struct chat *chat = request->context;
@@ -228,8 +213,18 @@ void chat_get_events(struct http_request *request)
             kernel_store_query(chat->kernel, &event_count_sql, count_params, deadline_ns, &counts, &error);
     if (status == STATUS_OK) {
         struct buf body = {0};
+        size_t count = db_result_rows(page), shown = count;
+        if (count && db_result_is_null(page, count - 1, EVENT_LINE))
+            shown--;
         buf_put_char(&body, '{');
-        put_events(&body, page);
+        json_put_key(&body, STR("events"));
+        put_rows(&body, page, EVENT_LINE, shown);
+        json_put_key(&body, STR("next_cursor"));
+        if (shown && shown < count)
+            buf_printf(&body, "\"%.*s.%.*s\"", STR_ARG(db_result_str(page, shown - 1, EVENT_AT)),
+                       STR_ARG(db_result_str(page, shown - 1, EVENT_ID)));
+        else
+            buf_put_str(&body, STR("null"));
         if (counts) {
             json_put_member_raw(&body, "counts", db_result_str(counts, 0, COUNTS));
             json_put_member_raw(&body, "days", db_result_str(counts, 0, DAYS));

@@ -85,23 +85,6 @@ static struct chat_room *room_find(const struct chat_rooms *rooms, const struct 
     return NULL;
 }
 
-static struct chat_room *room_create(struct chat_rooms *rooms, const struct chat_key *key)
-{
-    size_t bytes = key->tenant.len + key->project.len + key->session.len + key->user.len + 4;
-    struct chat_room *room = memory_zalloc(sizeof *room + bytes);
-    char *at = room->texts;
-    room->rooms = rooms;
-    room->refs = 1;
-    room->position = room->announced = -1;
-    room->key = (struct chat_key){str_pack(&at, key->tenant), str_pack(&at, key->project),
-                                  str_pack(&at, key->session), str_pack(&at, key->user)};
-    for (int i = 0; i < CHAT_FORMATS; i++)
-        room->channels[i] = (struct channel){.room = room, .format = (enum chat_format)i};
-    map_add(&rooms->map, &room->node, map_hash_pair(key->session, key->tenant));
-    atomic_store(&rooms->count, rooms->map.count);
-    return room;
-}
-
 static void room_unref(struct chat_room *room)
 {
     if (--room->refs == 0)
@@ -387,8 +370,20 @@ static void channel_open(struct channel *channel)
 struct chat_room *chat_room_hold(struct chat_rooms *rooms, const struct chat_key *key)
 {
     struct chat_room *room = room_find(rooms, key);
-    if (!room)
-        room = room_create(rooms, key);
+    if (!room) {
+        size_t bytes = key->tenant.len + key->project.len + key->session.len + key->user.len + 4;
+        room = memory_zalloc(sizeof *room + bytes);
+        char *at = room->texts;
+        room->rooms = rooms;
+        room->refs = 1;
+        room->position = room->announced = -1;
+        room->key = (struct chat_key){str_pack(&at, key->tenant), str_pack(&at, key->project),
+                                      str_pack(&at, key->session), str_pack(&at, key->user)};
+        for (int i = 0; i < CHAT_FORMATS; i++)
+            room->channels[i] = (struct channel){.room = room, .format = (enum chat_format)i};
+        map_add(&rooms->map, &room->node, map_hash_pair(key->session, key->tenant));
+        atomic_store(&rooms->count, rooms->map.count);
+    }
     room->holds++;
     room->refs++;
     return room;
