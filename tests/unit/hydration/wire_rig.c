@@ -409,6 +409,7 @@ void rig_ask(struct rig_pod *pod, const char *entity_type, const char *id, const
                                        .entity_type = str_from(entity_type),
                                        .entity_id = str_from(id),
                                        .module = STR("test"),
+                                       .wait_ms = RIG_PATIENCE_MS, /* no owner drops it on a slow machine */
                                        .cover =
                                            cover ? *cover : (struct hydration_cover){HYDRATION_FULL, 0, 0}};
     struct error error = {0};
