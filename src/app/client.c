@@ -167,10 +167,11 @@ struct str client_url(const char *command, const char *given, struct buf *buffer
         buf_printf(buffer, "http://127.0.0.1:%s", port && *port ? port : "8080");
         url = buf_str(buffer);
     }
-    while (str_ends_with(url, STR("/")))
-        url.len--;
-    if (is_pod_url(url))
-        return url;
+    struct str trimmed = url;
+    while (str_ends_with(trimmed, STR("/")))
+        trimmed.len--;
+    if (is_pod_url(trimmed))
+        return trimmed;
     (void)app_misuse(command, "%s \"%.*s\" is not a URL, such as http://127.0.0.1:8080",
                      given             ? "--url"
                      : named && *named ? "$FRESHET_URL"

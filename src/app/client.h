@@ -84,7 +84,8 @@ enum status client_token(struct str given, const struct auth_token_request *requ
 bool client_connect(struct client *client);
 
 /* The rows that all such commands share; they end the table. */
-#define CLIENT_URL_HELP "the pod's address (default $FRESHET_URL, else http://127.0.0.1:8080)"
+#define CLIENT_URL_HELP \
+    "the pod's address (default $FRESHET_URL, else 127.0.0.1 with port $FRESHET_PORT or 8080)"
 #define CLIENT_TOKEN_HELP \
     "bearer token (default $FRESHET_TOKEN, else a development token, see `freshet token`)"
 #define CLIENT_ROWS(client)                                               \

@@ -148,7 +148,7 @@ int app_dlq(int argc, char **argv)
         {.name = "list", .run = list_letters},
         {.name = "show", .run = show_letter},
         {"requeue", "sent again", change_letters, NOTIFICATION_DLQ_REQUEUE},
-        {"discard", "given up for good", change_letters, NOTIFICATION_DLQ_DISCARD},
+        {"discard", "discarded", change_letters, NOTIFICATION_DLQ_DISCARD},
         {.name = NULL},
     };
     const struct option_row rows[] = {

@@ -81,10 +81,13 @@ static int take_value(const char *command, const struct option_row *row, const c
             return app_misuse(command, "%s needs a whole number", row->name);
         return app_misuse(command, "%s needs a whole number from %lld", row->name, (long long)row->min);
     }
-    if (row->duration_ms)
-        return options_duration(value, row->max ? row->max : OPTION_DAY_MS, row->duration_ms)
+    if (row->duration_ms) {
+        int64_t max_ms = row->max ? row->max : OPTION_DAY_MS;
+        return options_duration(value, max_ms, row->duration_ms)
                    ? OPTIONS_RUN
-                   : app_misuse(command, "%s needs a duration, such as 500ms, 3s, 15m or 1h", row->name);
+                   : app_misuse(command, "%s needs a duration, such as 500ms, 3s, 15m or 1h; at most %lldd",
+                                row->name, (long long)(max_ms / OPTION_DAY_MS));
+    }
     if (!row->list) {
         *row->into = value;
         return OPTIONS_RUN;
@@ -103,7 +106,8 @@ static int take_option(int argc, char **argv, const struct option_row *rows, int
     while (rows->name && (strlen(rows->name) != len || strncmp(rows->name, argument, len) != 0))
         rows++;
     if (!rows->name)
-        return app_misuse(argv[0], "unknown option %s", argument);
+        return app_misuse(argv[0], argument[0] == '-' ? "unknown option %s" : "unexpected argument %s",
+                          argument);
     if (!rows->value) {
         if (equals)
             return app_misuse(argv[0], "%s takes no value", rows->name);

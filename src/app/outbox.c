@@ -212,7 +212,7 @@ int app_outbox(int argc, char **argv)
     static const struct admin_action actions[] = {
         {.name = "list", .run = list_outboxes},
         {"retry", "will be tried again", change_outbox, OUTBOX_CHANGE_RETRY},
-        {"discard", "given up for good", change_outbox, OUTBOX_CHANGE_DISCARD},
+        {"discard", "discarded", change_outbox, OUTBOX_CHANGE_DISCARD},
         {"republish", "will be published again", change_outbox, OUTBOX_CHANGE_REPUBLISH},
         {"unlock", "freed from their lease", change_outbox, OUTBOX_CHANGE_UNLOCK},
         {.name = NULL},

@@ -52,8 +52,10 @@ int app_token(int argc, char **argv)
                                          .audience = str_from(audience),
                                          .tenant_claim = str_from(claim),
                                          .ttl_s = ttl_ms / 1000};
-    if (!tenant || !str_is_name(request.tenant))
-        return app_misuse("token", "--tenant is required: 1 to 64 characters of A-Z a-z 0-9 . _ -");
+    if (!tenant)
+        return app_misuse("token", "--tenant is required");
+    if (!str_is_name(request.tenant))
+        return app_misuse("token", "--tenant needs 1 to 64 characters of A-Z a-z 0-9 . _ -");
     if (request.ttl_s < 1)
         return app_misuse("token", "--ttl must be at least 1s");
     struct buf token = {0};

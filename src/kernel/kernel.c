@@ -77,8 +77,8 @@ static bool check_roles(const struct kernel_options *options)
                 buf_printf(&known, " %s", *role);
             }
         if (!is_known)
-            fprintf(stderr, "freshet: --roles: there is no role \"%.*s\"; known are:%.*s\n", STR_ARG(wanted),
-                    STR_ARG(buf_str(&known)));
+            fprintf(stderr, "freshet serve: --roles: there is no role \"%.*s\"; known are:%.*s\n",
+                    STR_ARG(wanted), STR_ARG(buf_str(&known)));
         buf_deinit(&known);
         if (!is_known)
             return false;
@@ -305,7 +305,7 @@ int kernel_serve(const struct kernel_options *options)
     sigset_t signals = handled_signals();
     atomic_bool drained = false;
     if (!check_roles(options))
-        return 1;
+        return 2; /* called wrongly, as in docs/CLI.md */
     kernel.config = kernel_config_load_or_print(options);
     if (!kernel.config)
         return 1;

@@ -86,7 +86,7 @@ def test_n2_requeued_and_dead_again_is_a_letter_of_its_own(server, db, dlq):
     third = eventually(lambda: [row for row in letters(db, status="DEAD") if (row["event_id"] or "").startswith("nonsense-")])[0]
     assert third["event_id"] == f"nonsense-requeue-{audit(db)[-1]['audit_id']}"
     status, lines, _ = dlq("discard", "--reason", "not an event", "--kind", "terminated")
-    assert status == 0 and lines == ["1 messages and 0 deliveries: given up for good"]
+    assert status == 0 and lines == ["1 messages and 0 deliveries: discarded"]
     assert letters(db, status="DEAD", kind="terminated") == [] and audit(db)[-1]["action"] == "discard"
 
 
@@ -104,7 +104,7 @@ def test_n2_n3_a_delivery_is_requeued_from_the_start_and_discarded(server, db, d
         assert rows(db, f"unlucky-{number}")[0][2:] == (0, None)
         assert {call["key"] for call in receiver.of(f"unlucky-{number}")} == {ids[number - 1]}
         assert dead_deliveries(db, f"unlucky-{number}")[0]["status"] == "REQUEUED"
-    assert dlq("discard", "--kind", "delivery", "--tenant", "demo")[:2] == (0, ["0 messages and 1 deliveries: given up for good"])
+    assert dlq("discard", "--kind", "delivery", "--tenant", "demo")[:2] == (0, ["0 messages and 1 deliveries: discarded"])
     assert dead_deliveries(db, "unlucky-3")[0]["status"] == "DISCARDED" and statuses(db, "unlucky-3") == ["FAILED"]
     assert {entry["notification_id"] for entry in audit(db)[-3:]} == set(ids)
 

@@ -29,7 +29,8 @@ static enum status read_page(struct http_request *request, struct page *page, st
     if (status != STATUS_OK)
         return status;
     if (has_limit && (!str_to_u64(limit, &page->limit) || page->limit < 1 || page->limit > PAGE_MAX))
-        return error_set_field(error, STATUS_BAD_REQUEST, "limit", "a number from 1 to %d", PAGE_MAX);
+        return error_set_field(error, STATUS_BAD_REQUEST, "limit", "limit must be a number from 1 to %d",
+                               PAGE_MAX);
     if (!page->has_cursor)
         return STATUS_OK;
     bool fits = str_split(&cursor, '.', &version) && str_to_u64(version, &number) && number <= INT64_MAX &&

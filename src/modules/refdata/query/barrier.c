@@ -201,7 +201,8 @@ bool refdata_barrier_pass(struct http_request *request, const struct refdata_rea
     if (str_to_u64(text, &version) && version <= INT64_MAX &&
         http_request_header_count(request, STR("x-min-version")) == 1)
         return refdata_barrier_reach(request, reading, (int64_t)version, keys, count);
-    error_set_field(&error, STATUS_BAD_REQUEST, "X-Min-Version", "one whole number, not negative");
+    error_set_field(&error, STATUS_BAD_REQUEST, "X-Min-Version",
+                    "X-Min-Version must be one whole number, not negative");
     http_send_error(request, &error);
     return false;
 }

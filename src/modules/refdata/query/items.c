@@ -62,7 +62,7 @@ static enum status read_keys(struct http_request *request, struct asked *asked, 
     if (status != STATUS_OK)
         return status;
     if (!found || raw.len == 0)
-        return error_set_field(error, STATUS_BAD_REQUEST, "keys", "name the keys: ?keys=k1,k2");
+        return error_set_field(error, STATUS_BAD_REQUEST, "keys", "keys is missing: ?keys=k1,k2");
     bool encoded = memchr(raw.ptr, '%', raw.len) || memchr(raw.ptr, '+', raw.len);
     const char *comma = raw.ptr;
     size_t most = raw.len / 2 + 1; /* a key has at least one byte, and a comma after it */
