@@ -1,5 +1,5 @@
 /* Delivers events to the lookups of their entity: an event is kept in memory first, then the waiters that it satisfies leave. The
- * others wait on, each caller in a lookup of its own where the entity is private. Callbacks run after the walk over the lookups. */
+ * others wait on, each caller in a lookup of its own where the entity is private. Callbacks run after all lookups have been visited. */
 #include <stdlib.h>
 
 #include "base/hash.h"
@@ -32,7 +32,8 @@ static void deliver_to(struct hydration_lookup *lookup, const struct hydration_e
     if (!lookup->need.subject.len || is_for(event, lookup->need.subject))
         hydration_lookup_answered(lookup);
     if (event->is_private && !lookup->need.subject.len) {
-        /* Each caller has a lookup of its own from now on, so that no caller's question is in the way of the one that may see it. */
+        /* Each caller has a lookup of its own from now on, so that the question of a caller that may not see the entity does not delay
+         * a caller that may. */
         TAILQ_FOREACH_SAFE(waiter, &lookup->waiters, link, next) {
             if (!waiter->subject.len)
                 continue;
@@ -44,7 +45,7 @@ static void deliver_to(struct hydration_lookup *lookup, const struct hydration_e
     } else if (!TAILQ_EMPTY(&lookup->waiters) && is_for(event, lookup->need.subject)) {
         hydration_lookup_again(lookup);
     }
-    hydration_lookup_settle(lookup);
+    hydration_lookup_end_unused(lookup);
 }
 
 /* The next lookup of the event's entity, from `node` on. */
@@ -66,7 +67,7 @@ static struct hydration_lookup *next_lookup(const struct hydration_lookup *looku
     return lookup_of(map_match(lookup->node.next, lookup->node.hash), event);
 }
 
-/* Lookups that deliver_to() opens are at the head of their bucket, where the walk has been. */
+/* Lookups that deliver_to() opens are added at the head of the bucket, so that this loop does not visit them. */
 static void deliver_to_all(struct hydration_shard *shard, uint64_t hash, const struct hydration_event *event,
                            bool is_ledger)
 {
@@ -107,8 +108,8 @@ void hydration_recent_add(struct hydration_lookup *lookup)
         (struct hydration_recent){correlation, lookup->node.hash, RECENT_ASKED};
 }
 
-/* Answers to any process's question are kept, changes only of entities that are known here. `recent`: the question of this shard that
- * it answers; NULL: another's, or not a recent one. */
+/* Answers to the questions of all processes are kept, changes only of entities that are looked up or held here. `recent`: the question
+ * of this shard that the event answers; NULL: there is none, or it is not recent. */
 static void deliver_valid(struct hydration_shard *shard, uint64_t hash, struct hydration_event *event,
                           struct hydration_recent *recent, bool is_direct)
 {

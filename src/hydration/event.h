@@ -5,8 +5,8 @@
  *   entity.updated    entity_type, entity_id, source_module, data                          headers correlation_id, tenant_id, version
  *   entity.not-found  entity_type, entity_id, source_module, reason                        headers correlation_id, tenant_id, version
  *
- * Optional headers: of answers `hydration_mode` and `fields` (a JSON array: the extent of `data`; without them it is the extent that
- * was asked for under that correlation id), `visibility: caller` with `sub` (the one caller that it is for); of questions
+ * Optional headers: of answers `hydration_mode` and `fields` (a JSON array: the cover of `data`; without them it is the cover of the
+ * question with that correlation id), `visibility: caller` with `sub` (the one caller that it is for); of questions
  * `wait_timeout_ms` (how long their lookup still waits); of all `traceparent`. A question without `sub` gets what every caller of the
  * tenant may see. Both sides validate: api/schemas/entity-*.schema.json. */
 #ifndef FRESHET_HYDRATION_EVENT_H

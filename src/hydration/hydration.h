@@ -136,11 +136,15 @@ void hydration_ask_and_wait(struct hydration *hydration, const struct hydration_
                             struct hydration_outcome *outcomes);
 
 /* ---- owners (H6) ---- */
-enum hydration_found { HYDRATION_IS, HYDRATION_IS_NOT, HYDRATION_IS_HIDDEN /* from this caller */ };
+enum hydration_found {
+    HYDRATION_ENTITY_EXISTS,
+    HYDRATION_ENTITY_ABSENT,
+    HYDRATION_ENTITY_HIDDEN /* from this caller */
+};
 struct hydration_entity {
     enum hydration_found found;
     struct buf *data; /* the owner appends the whole object */
-    int64_t version;  /* ascends with every change of this entity, its end included; IS_NOT: 0 if unknown */
+    int64_t version;  /* ascends with every change of this entity, its end included; ABSENT: 0 if unknown */
     bool is_private;  /* only some callers of the tenant may see it */
     struct str only_subject; /* is_private: the one caller that may, where the owner can name it (arena) */
     struct arena *arena;

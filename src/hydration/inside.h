@@ -1,5 +1,5 @@
-/* Hydration from inside: what its files share. A shard is one loop's part: its lookups, waiters and memory. Only its loop touches
- * it, but for a lookup's job while a worker runs it.
+/* Hydration from inside: what its files share. A shard is the part that belongs to one loop: its lookups, waiters and memory. Only
+ * that loop touches it, except for a lookup's job while a worker runs it.
  *
  *   waiters.c  asking, waiting, timeouts, callbacks         owner.c      an owner's questions, answers and changes
  *   lookup.c   the states of a lookup, its jobs             wire.c       the three events on the bus
@@ -72,28 +72,29 @@ struct hydration_finding {
     int64_t ttl_ms; /* COPY, ABSENT: how long it serves still; ASK, JOIN: rest of the window */
 };
 
-/* On a worker; one round trip. `correlation_id` is for the question, if there is one. Callers of several subjects share a flight;
- * an answer for one caller does not end it for the others. Without a correlation id nothing begins, and JOIN means: not found. */
+/* On a worker; one round trip. `correlation_id` is for the question, if there is one. Several callers share a flight; an answer
+ * for one of them does not end it for the others. Without a correlation id no flight begins, and JOIN means that the ledger has neither
+ * a copy nor an absence. */
 enum status hydration_ledger_find(struct db_pool *pool, const struct hydration_need *need,
                                   const struct hydration_policy *policy, struct str correlation_id,
                                   int64_t copy_ttl_ms, int64_t deadline_ns, struct arena *arena,
                                   struct hydration_finding *finding, struct error *error) MUST_CHECK;
-/* May the lookup that asked ask once more? Counts it if so (H3: 1 + max_retries in a window, over all processes). */
+/* *granted: the lookup that asked may ask once more, and this is counted (H3: 1 + max_retries in a window, over all processes). */
 enum status hydration_ledger_retry(struct db_pool *pool, const struct hydration_need *need,
                                    const struct hydration_policy *policy, struct str correlation_id,
                                    int64_t deadline_ns, bool *granted, struct error *error) MUST_CHECK;
 /* Answers and changes, in order, in the caller's transaction. */
 enum status hydration_ledger_store(struct db_conn *conn, const struct hydration_event *events, size_t count,
                                    int64_t deadline_ns, struct error *error) MUST_CHECK;
-/* held[i]: has refs[i] a copy, an absence or a flight? One round trip for all of them. */
+/* held[i]: refs[i] has a copy, an absence or a flight. One round trip for all of them. */
 enum status hydration_ledger_find_held(struct db_pool *pool, struct str entity_type,
                                        const struct hydration_ref *refs, size_t count, int64_t deadline_ns,
                                        bool *held, struct error *error) MUST_CHECK;
 
 /* ---- memory.c: bounded, the oldest entries go first ---- */
 struct hydration_known_entity { /* borrowed until the memory is next written */
-    bool
-        serves; /* the outcome, a copy or an absence; else it is of a stale copy (too narrow or too old), if there is one */
+    /* True: the outcome is a copy that is wide enough, or an absence. False: it has a stale copy (too narrow or too old), or no data. */
+    bool serves;
     struct hydration_outcome outcome; /* with data that is not cut */
     bool is_private;                  /* an event of it was for single callers */
     bool was_received; /* an event of it arrived without a lookup: the ledger has it, or soon will */
@@ -118,7 +119,7 @@ struct hydration_share {  /* what one tenant, or one type of a tenant, has of so
     struct map_node node; /* by a hash of its name: shares with the same hash are one */
     TAILQ_ENTRY(hydration_share) in_line;
     TAILQ_HEAD(, hydration_turn_item) items;
-    size_t members, queued; /* it is freed when both are 0 */
+    size_t members, queued; /* places that are used, items that wait; the share is freed when both are 0 */
 };
 struct hydration_turn_item {
     TAILQ_ENTRY(hydration_turn_item) link;
@@ -131,25 +132,26 @@ struct hydration_turns {
 };
 void hydration_turns_init(struct hydration_turns *turns);
 void hydration_turns_deinit(struct hydration_turns *turns); /* empty */
-/* One member more of the share; NULL: it has that many already. */
+/* Adds a member to the share; NULL: it has `members_max` already. */
 struct hydration_share *hydration_turns_enter(struct hydration_turns *turns, uint64_t hash,
                                               size_t members_max);
 void hydration_turns_leave(struct hydration_turns *turns, struct hydration_share *share);
 void hydration_turns_put(struct hydration_turns *turns, uint64_t hash, struct hydration_turn_item *item);
 /* The oldest item of the share whose turn it is, which goes to the end of the line; NULL: none. */
 struct hydration_turn_item *hydration_turns_next(struct hydration_turns *turns);
-struct hydration_turn_item *hydration_turns_peek(struct hydration_turns *turns); /* the same, and it stays */
+struct hydration_turn_item *hydration_turns_peek(
+    struct hydration_turns *turns); /* the same item, which stays queued */
 /* The oldest item of a share that has one; its place in the line does not change. */
 struct hydration_turn_item *hydration_turns_take(struct hydration_turns *turns,
                                                  struct hydration_share *share);
-/* Room for one more of this share: the item that has to go for it, taken out; NULL: none. That is the share's oldest if it has
- * `share_max` of them, or the longest share's oldest if `max` are queued. */
+/* Makes room for one more item of this share. Returns the item that was removed for it: the oldest of this share if it has
+ * `share_max`, or the oldest of the longest share if `max` are queued. NULL: there was room. */
 struct hydration_turn_item *hydration_turns_make_room(struct hydration_turns *turns, uint64_t hash,
                                                       size_t share_max, size_t max);
 
 /* ---- lookup.c ----
  *
- *              due, or called for                a job slot is free
+ *              due, or requested                 a job slot is free
  *     WAITING ───────────────────▶ QUEUED ─────────────────────────▶ RUNNING (on a worker)
  *      │ ▲ ▲                         │ its waiters have gone              │
  *      │ │ └─────────────────────────┘ or its retry is answered           │
@@ -163,7 +165,7 @@ enum hydration_job_kind {
     LOOKUP_LAST_READ, /* read the ledger only */
 };
 
-/* The worker's while its lookup is RUNNING, but for `is_answered`. */
+/* A worker uses it while its lookup is RUNNING, except `is_answered`, which is always the loop's. */
 struct hydration_lookup_job {
     struct worker_job worker;
     enum hydration_job_kind kind;
@@ -181,7 +183,7 @@ struct hydration_lookup_job {
 /* One entity that is looked up: for every caller of the tenant or, once an answer has shown that it is private, for one of them. */
 struct hydration_lookup {
     struct map_node node;            /* by the entity's hash */
-    struct hydration_turn_item turn; /* in line for a job */
+    struct hydration_turn_item turn; /* QUEUED: in the turns of its shard */
     struct hydration_shard *shard;
     struct hydration_share *tenant_share, *type_share;
     enum hydration_lookup_state state;
@@ -197,7 +199,7 @@ struct hydration_lookup {
     struct { /* the question of this lookup */
         char correlation_id[UUID_TEXT_BYTES];
         char *subject; /* NULL: another lookup asked, of this process or another */
-        bool is_full;  /* wider than the need */
+        bool is_full;  /* for the whole entity, which may be more than the need */
         int64_t retries;
     } question;
     struct { /* a copy in the ledger that is too old or too narrow, as the last job found it */
@@ -210,23 +212,23 @@ struct hydration_lookup {
     struct str block[]; /* fields, then texts */
 };
 
-/* NULL: too many. WAITING, in the shard's table. */
+/* A new lookup, WAITING, in the shard's table. NULL: there are too many. */
 struct hydration_lookup *hydration_lookup_open(struct hydration_shard *shard, uint64_t hash,
                                                const struct hydration_need *need, struct str subject,
                                                const struct hydration_policy *policy);
-/* In line for a job, if the lookup is WAITING; jobs start when the tick ends. */
+/* Queues a job, if the lookup is WAITING; jobs start when the tick ends. */
 void hydration_lookup_start(struct hydration_lookup *lookup, enum hydration_job_kind kind);
 /* Reads the ledger again soon: an event that arrived was not enough, or the ledger lags. */
 void hydration_lookup_again(struct hydration_lookup *lookup);
 void hydration_lookup_answered(
     struct hydration_lookup *lookup); /* an answer for it arrived: no retry is due */
 bool hydration_lookup_is_own(const struct hydration_lookup *lookup, struct str correlation_id);
-void hydration_lookup_settle(struct hydration_lookup *lookup); /* ends it, if it is not needed */
+void hydration_lookup_end_unused(struct hydration_lookup *lookup); /* if it has no waiters and no retry */
 void hydration_lookups_stop(struct hydration_shard *shard);
 
 /* ---- waiters.c ---- */
-/* A question of this shard, by a hash of its correlation id: by it late, repeated and wrong answers are recognized, and the bus's copy
- * of an answer that was delivered directly. */
+/* A recent question of this shard, found by a hash of its correlation id. With it the shard recognizes late, repeated and wrong
+ * answers, and the bus's copy of an answer that was delivered directly. */
 struct hydration_recent {
     uint64_t correlation, entity;
     enum { RECENT_ASKED, RECENT_ANSWERED_DIRECTLY, RECENT_ANSWERED } state;
@@ -251,10 +253,11 @@ struct hydration_shard *hydration_shard_create(struct hydration *hydration, stru
 void hydration_shard_stop(struct hydration_shard *shard); /* on its loop; new requests are refused too */
 void hydration_shard_destroy(
     struct hydration_shard *shard); /* stopped; its loop and the workers have ended */
-/* To the lookup of this need, for this caller or for every one; from another lookup, or new. False: there are too many. */
+/* Adds the waiter to the lookup of this need, for this caller or for every caller, and takes it out of the lookup that it was in.
+ * False: there are too many lookups. */
 bool hydration_waiter_join(struct hydration_waiter *waiter, const struct hydration_need *need,
                            struct str subject);
-/* Out of its lookup; its callback follows in hydration_waiters_call(). The outcome is borrowed till then. */
+/* Takes the waiter out of its lookup; hydration_waiters_call() runs its callback. The outcome is borrowed until then. */
 void hydration_waiter_leave(struct hydration_waiter *waiter, const struct hydration_outcome *outcome,
                             enum hydration_way way);
 void hydration_waiters_call(struct hydration_shard *shard);
@@ -269,7 +272,8 @@ void hydration_deliver(struct hydration_shard *shard, const struct hydration_eve
 bool hydration_deliver_ledger(struct hydration_shard *shard, const struct hydration_event *event,
                               int64_t ttl_ms);
 void hydration_recent_add(struct hydration_lookup *lookup); /* its correlation id is about to be used */
-/* From any thread: an event to the shard that asked its owner directly, or of the bus (NULL) to every shard, on their loops. */
+/* From any thread: delivers an event on the loops. `asker`: only to this shard, which asked the owner directly. NULL: to every shard, as
+ * the bus does. */
 void hydration_post(struct hydration *hydration, struct hydration_shard *asker,
                     const struct hydration_event *event);
 
@@ -282,7 +286,7 @@ struct hydration_owner_slot {
     struct task *answering[HYDRATION_PARALLEL];
     pthread_mutex_t lock;         /* for what follows */
     struct hydration_turns turns; /* of waiting questions */
-    unsigned busy;                /* of `answering` */
+    unsigned busy;                /* how many of `answering` run */
 };
 /* NULL: no owner of that type in this process. */
 struct hydration_owner_slot *hydration_owner_find(struct hydration *hydration, struct str entity_type);
@@ -323,7 +327,7 @@ static inline bool hydration_may_log(atomic_llong *logged_ns)
            atomic_compare_exchange_strong(logged_ns, &last_ns, now_ns);
 }
 
-/* ---- metrics.c (H7): any thread; after the first time on a thread without a lock ---- */
+/* ---- metrics.c (H7): any thread; takes no lock after the first call on a thread ---- */
 void hydration_metrics_register(void); /* before the rest; main thread */
 const char *hydration_result_name(
     enum hydration_result result); /* updated, not-found, timeout, unavailable */

@@ -140,7 +140,7 @@ static void put_nested(struct buf *column, const struct str *fields, unsigned co
     buf_deinit(&array);
 }
 
-/* The members' names, sorted: the extent of a change without a cover. */
+/* The names of the members, sorted: they show what a change without a cover contains. */
 static void put_keys(struct buf *column, struct str object)
 {
     const struct json_value whole = {JSON_OBJECT, object};
@@ -273,7 +273,8 @@ enum status hydration_ledger_find_held(struct db_pool *pool, struct str entity_t
     return status;
 }
 
-/* ---- clean-up: expired rows, and the oldest of too many. A row has more than 64 bytes: small tables are not counted. ---- */
+/* ---- clean-up: expired rows, and the oldest of too many. A row takes more than 64 bytes, so the rows of a
+ * small table are not counted. ---- */
 
 #define CLEANUP(table, until, keep)                                                                  \
     "delete from hydration." table " where ctid = any(array("                                        \

@@ -2,11 +2,11 @@
  * a time:
  *
  *     FIND ─▶ a copy or an absence: delivered               LAST_READ: the same, and no flight begins
- *          ─▶ ours to ask: ask the owner ─ retry_backoff ─▶ RETRY … ─ end of the window ─▶ FIND
+ *          ─▶ not asked yet: ask the owner ─ retry_backoff ─▶ RETRY … ─ end of the window ─▶ FIND
  *          ─▶ asked already: wait                              ─ end of the window ─▶ FIND
  *
- * A shard runs few jobs at once; the other lookups are in line, and tenants take turns: a caller that looks up thousands of
- * entities leaves workers to others. Jobs start only when the tick ends, when no function is in the middle of a lookup. */
+ * A shard runs few jobs at once; the other lookups are QUEUED, and tenants take turns: a caller that looks up thousands of
+ * entities leaves workers to others. Jobs start only at the end of the tick, when no function is using a lookup. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -90,9 +90,9 @@ static void free_lookup(void *memory)
     free(lookup);
 }
 
-/* A lookup that asked the owner is needed for its retry, even when its own callers have gone: lookups of other processes wait for
- * the same answer. */
-void hydration_lookup_settle(struct hydration_lookup *lookup)
+/* A lookup that asked the owner is needed for its retry, even without waiters of its own: lookups of other processes wait for the
+ * same answer. */
+void hydration_lookup_end_unused(struct hydration_lookup *lookup)
 {
     struct hydration_shard *shard = lookup->shard;
     if (lookup->state != LOOKUP_WAITING || !TAILQ_EMPTY(&lookup->waiters) ||
@@ -130,7 +130,7 @@ static void on_lookup_due(struct loop_timer *timer)
         hydration_lookup_start(lookup, is_retry ? LOOKUP_RETRY : LOOKUP_FIND);
     else
         arm_timer(lookup);
-    hydration_lookup_settle(lookup);
+    hydration_lookup_end_unused(lookup);
 }
 
 static int64_t ns_from_now(const struct hydration_lookup *lookup, int64_t ms)
@@ -274,7 +274,7 @@ static void on_job_done(struct worker_job *worker)
                  LOG_STR("entity_id", lookup->need.entity_id),
                  LOG_CSTR("requester_module", lookup->policy.module),
                  LOG_CSTR("correlation_id", job->correlation_id), LOG_ERROR_FIELDS(&job->error));
-    /* The result, RUNNING still, so that no callback ends it. */
+    /* The state is still RUNNING while the result is handled, so that no callback ends the lookup. */
     bool goes_on = !shard->stopping;
     if (goes_on && job->kind == LOOKUP_RETRY) {
         if (job->granted && !job->is_answered && ++lookup->question.retries < lookup->policy.max_retries)
@@ -289,15 +289,16 @@ static void on_job_done(struct worker_job *worker)
     move_lookup(lookup, LOOKUP_WAITING);
     if (!TAILQ_EMPTY(&lookup->waiters) && lookup->find_at_ns == CLOCK_NEVER)
         hydration_lookup_again(lookup); /* for waiters that joined in a callback */
-    hydration_lookup_settle(lookup);
+    hydration_lookup_end_unused(lookup);
     hydration_waiters_call(shard);
     if (shard->turns.queued > 0)
         loop_at_tick_end(shard->loop, &shard->tick, start_jobs);
 }
 
-/* ---- in line ---- */
+/* ---- queued jobs ---- */
 
-/* The caller of a job: of a retry the question's, else the lookup's own or, of a lookup for every caller, that of the first waiter. */
+/* A job is for one caller: a retry for the caller of its question, another job for the caller of its lookup or, if the lookup is for
+ * every caller, for that of the first waiter. */
 static void prepare_job(struct hydration_lookup *lookup)
 {
     struct hydration_lookup_job *job = &lookup->job;
@@ -347,10 +348,10 @@ static void start_jobs(struct loop_tick *tick)
     while (shard->jobs < HYDRATION_JOBS_MAX && (item = hydration_turns_next(&shard->turns)) != NULL) {
         struct hydration_lookup *lookup = CONTAINER_OF(item, struct hydration_lookup, turn);
         struct worker_job *worker = &lookup->job.worker;
-        /* While it was in line its waiters may have gone, and its retry may have been answered. */
+        /* While it was QUEUED, its waiters may have left, and its retry may have been answered. */
         if (lookup->job.kind == LOOKUP_RETRY ? lookup->job.is_answered : TAILQ_EMPTY(&lookup->waiters)) {
             move_lookup(lookup, LOOKUP_WAITING);
-            hydration_lookup_settle(lookup);
+            hydration_lookup_end_unused(lookup);
             continue;
         }
         prepare_job(lookup);
@@ -389,7 +390,7 @@ void hydration_lookups_stop(struct hydration_shard *shard)
         struct hydration_lookup *lookup = CONTAINER_OF(node, struct hydration_lookup, node);
         lookup->retry_at_ns = CLOCK_NEVER;
         hydration_waiters_fail(lookup);
-        hydration_lookup_settle(lookup);
+        hydration_lookup_end_unused(lookup);
     }
     hydration_waiters_call(shard);
 }

@@ -199,6 +199,7 @@ bool hydration_memory_store(struct hydration_memory *memory, const struct hydrat
     for (node = map_first(&memory->entries, hash);
          (at = entry_of(node, event->tenant, event->entity_type, event->entity_id)) != NULL;) {
         node = map_match(at->node.next, hash);
+        /* What other callers of a private entity have in the same version stays. */
         bool is_of_others = event->is_private && event->subject.len > 0 &&
                             at->event.version == event->version &&
                             !str_eq(at->event.subject, event->subject) &&

@@ -137,9 +137,10 @@ static void make_answer(struct look *look, const struct hydration_event *questio
 {
     const struct hydration_entity *entity = &look->entity;
     struct hydration_event *event = &look->event;
-    bool is_hidden = entity->found == HYDRATION_IS_HIDDEN ||
-                     (entity->found == HYDRATION_IS && entity->is_private && !question->subject.len);
-    bool is_there = entity->found == HYDRATION_IS && !is_hidden;
+    bool is_hidden =
+        entity->found == HYDRATION_ENTITY_HIDDEN ||
+        (entity->found == HYDRATION_ENTITY_EXISTS && entity->is_private && !question->subject.len);
+    bool is_there = entity->found == HYDRATION_ENTITY_EXISTS && !is_hidden;
 
     event->kind = HYDRATION_EVENT_NOT_FOUND;
     event->correlation_id = question->correlation_id;
@@ -268,10 +269,10 @@ static enum status publish_change(struct hydration_owner_slot *slot, struct hydr
     enum status status = look_open(&look, &slot->row, deadline_ns, error);
     if (status == STATUS_OK) {
         const struct hydration_entity *entity = &look.entity;
-        if (entity->found == HYDRATION_IS_NOT) { /* for every caller */
+        if (entity->found == HYDRATION_ENTITY_ABSENT) { /* for every caller */
             look.event.kind = HYDRATION_EVENT_NOT_FOUND;
         } else {
-            look.event.is_private = entity->is_private || entity->found == HYDRATION_IS_HIDDEN;
+            look.event.is_private = entity->is_private || entity->found == HYDRATION_ENTITY_HIDDEN;
             look.event.subject = look.event.is_private ? entity->only_subject : STR_NONE;
             put_data(&look, look.event.is_private && !look.event.subject.len ? &existence : &look.need.cover);
         }
@@ -368,25 +369,27 @@ static bool wakes_follower(void *context, const struct bus_message *message)
     return atomic_load_explicit(&slot->asked_until_ns, memory_order_relaxed) > clock_mono_ns();
 }
 
-/* From now on: a copy is of an entity that was looked up after this group began. */
+/* From now on: every copy was looked up after this group began, so that it has all earlier changes. */
 enum status hydration_owner_follow(struct hydration_owner_slot *slot, struct bus *events, struct error *error)
 {
     if (!slot->row.topic)
         return STATUS_OK;
-    return bus_subscribe(events,
-                         &(struct bus_subscription){
-                             .topic = slot->row.topic,
-                             .group = slot->group,
-                             .mode = BUS_SHARED,
-                             .from = BUS_FROM_NOW,
-                             .batch_max = FOLLOWED_AT_ONCE,
-                             .relaxed = true, /* a change is in the log before the position */
-                             .wakes = wakes_follower,
-                             .parallel = 1,
-                             .context = slot,
-                             .handler = on_followed,
-                         },
-                         error);
+    return bus_subscribe(
+        events,
+        &(struct bus_subscription){
+            .topic = slot->row.topic,
+            .group = slot->group,
+            .mode = BUS_SHARED,
+            .from = BUS_FROM_NOW,
+            .batch_max = FOLLOWED_AT_ONCE,
+            .relaxed =
+                true, /* PostgreSQL's log has a change before the position: a crash never loses the change alone */
+            .wakes = wakes_follower,
+            .parallel = 1,
+            .context = slot,
+            .handler = on_followed,
+        },
+        error);
 }
 
 /* ---- life ---- */
@@ -425,7 +428,7 @@ void hydration_owner_close(struct hydration_owner_slot *slot)
 
     for (size_t i = 0; i < HYDRATION_PARALLEL; i++)
         task_stop(slot->answering[i], TASK_FOREVER);
-    for (size_t i = 0; i < HYDRATION_PARALLEL; i++) /* each wakes the others */
+    for (size_t i = 0; i < HYDRATION_PARALLEL; i++) /* when all have stopped: each wakes the others */
         task_destroy(slot->answering[i]);
     while ((item = hydration_turns_next(&slot->turns)) != NULL)
         drop_question(item);

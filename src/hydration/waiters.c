@@ -7,8 +7,8 @@
  * A wait ends by an event (deliver.c), at its deadline, when its caller cancels it or when the shard stops; shortly before the
  * deadline the ledger is read once more, for all waiters of a lookup together.
  *
- * Callbacks may ask, cancel and free: a waiter that leaves moves to the shard's list first, and callbacks run when all that leave
- * are there and their lookups are settled. */
+ * A callback may ask, cancel and free. So waiters that leave are moved to a list of the shard first, and their callbacks run when
+ * all of them are there and unused lookups have ended. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -20,7 +20,7 @@
 enum {
     BACKGROUND_MS = 60000,
     BACKGROUND_MAX = 256, /* waiters of a shard without a caller */
-    LAST_READ_PART = 10,  /* of a short wait the last read takes this part at most */
+    LAST_READ_PART = 10,  /* the last read takes at most a tenth of a short wait */
 };
 
 static const struct hydration_outcome refused = {.result = HYDRATION_UNAVAILABLE,
@@ -36,7 +36,7 @@ struct hydration_shard *hydration_shard_create(struct hydration *hydration, stru
     shard->loop = loop;
     hydration_memory_init(&shard->memory, (size_t)settings->memory_entries / loops,
                           (size_t)settings->memory_bytes / loops);
-    map_reserve(&shard->lookups, HYDRATION_LOOKUPS_MAX); /* it never grows under a walk */
+    map_reserve(&shard->lookups, HYDRATION_LOOKUPS_MAX); /* so that it does not grow while it is walked */
     TAILQ_INIT(&shard->leaving);
     hydration_turns_init(&shard->turns);
     hydration_metrics_register();
@@ -184,7 +184,7 @@ void hydration_ask(struct hydration *hydration, const struct hydration_policy *p
     }
     struct hydration_known_entity known = hydration_memory_find(&shard->memory, need, now_ns);
     if (known.serves) {
-        struct buf cut = shard->cut; /* not the shard's during the callback, which may ask again */
+        struct buf cut = shard->cut; /* taken from the shard during the callback, which may ask again */
         shard->cut = (struct buf){0};
         known.outcome.data = cut_data(&need->cover, known.outcome.data, &cut);
         complete_now(waiter, need, &known.outcome);
@@ -214,7 +214,7 @@ void hydration_waiter_cancel(struct hydration_waiter *waiter)
     }
     TAILQ_REMOVE(&waiter->lookup->waiters, waiter, link);
     stop_waiting(waiter);
-    hydration_lookup_settle(waiter->lookup);
+    hydration_lookup_end_unused(waiter->lookup);
 }
 
 void hydration_waiter_leave(struct hydration_waiter *waiter, const struct hydration_outcome *outcome,
@@ -237,8 +237,8 @@ void hydration_waiter_leave(struct hydration_waiter *waiter, const struct hydrat
     TAILQ_INSERT_TAIL(&waiter->shard->leaving, waiter, link);
 }
 
-/* Waiters of a lookup follow one another: data is cut once for all of them. Lookups that have ended are there until the tick is
- * over. */
+/* Waiters of one lookup are next to each other in the list, so that data is cut once for all of them. Lookups that have ended are
+ * freed after the tick. */
 void hydration_waiters_call(struct hydration_shard *shard)
 {
     const struct hydration_lookup *cut_for = NULL;
@@ -288,8 +288,8 @@ static void on_background_done(struct hydration_waiter *waiter, const struct hyd
     loop_free_later(waiter->shard->loop, CONTAINER_OF(waiter, struct background, waiter), free);
 }
 
-/* Waits on for a caller that deferred and gets its answer now, so that the lookup continues. At most one for each caller; they are
- * at the front of the list. */
+/* Adds a waiter without a caller, so that the lookup continues after a caller that deferred was answered. At most one for each caller;
+ * they are at the front of the list. */
 static void wait_in_background(struct hydration_lookup *lookup, const struct hydration_waiter *caller)
 {
     struct hydration_shard *shard = lookup->shard;
@@ -346,6 +346,6 @@ static void on_waiter_due(struct loop_timer *timer)
     hydration_waiter_leave(waiter, &outcome,
                            lookup->question.subject && !waiter->has_joined ? HYDRATION_BY_ASKING
                                                                            : HYDRATION_BY_JOINING);
-    hydration_lookup_settle(lookup);
+    hydration_lookup_end_unused(lookup);
     hydration_waiters_call(shard);
 }

@@ -1,11 +1,11 @@
 /* The wire: the three events on the bus of events.
  *
  * PostgreSQL: three topics. A question goes to one process of the owner's group (entity-TYPE), an answer to every process that
- * asks, and once more to one process of the group `hydration`, whose transaction the ledger writes in.
+ * asks, and also to one process of the group `hydration`, which stores it in the ledger, in the transaction of the bus.
  * NATS: questions and answers are plain messages on the events' subjects, so that a module outside needs nothing but a NATS client;
  * a question goes to one member of the owner's queue group. entity.updated and entity.not-found are subjects of NATS streams too:
- * what the ledger stores, and changes, are not lost while no process reads. NATS calls its handlers on the client's thread, which
- * never waits here.
+ * what the ledger stores, and changes, are not lost while no process reads. The NATS client calls the handlers on its own
+ * thread; they never wait.
  *
  * Questions are read as fast as they arrive and wait in their owner's queue (owner.c), not on the bus, where those of one tenant
  * would be ahead of all others; questions that a process had in its queue when it died are asked again. Invalid messages are
@@ -23,7 +23,7 @@ enum {
 
 /* ---- sending ---- */
 
-/* All events of an entity have the same key, so they stay in order within their topic. What a reader would refuse is not sent (H1). */
+/* All events of an entity have the same key, so they stay in order within their topic. An event that a reader would refuse is not sent (H1). */
 enum status hydration_wire_send(struct hydration *hydration, const struct hydration_event *events,
                                 size_t count, int64_t deadline_ns, struct error *error)
 {
@@ -180,7 +180,7 @@ static void on_stored_events(void *context, struct bus_batch *batch)
     FAILPOINT("hydration.before_store");
     enum status status =
         count ? hydration_ledger_store(batch->conn, events, count, batch->deadline_ns, &error) : STATUS_OK;
-    /* The bus finds a lost connection itself, and reads the batch again as it was. */
+    /* The bus notices a lost connection itself, and delivers the batch again. */
     if (status != STATUS_OK && status != STATUS_DB_DOWN && status != STATUS_CANCELLED)
         bus_batch_rollback(batch, "%s", error.message);
     arena_deinit(&arena);

@@ -187,7 +187,8 @@ static void on_overdue(struct loop_timer *timer)
     error_set(&error, STATUS_TIMEOUT, "%s:%u does not answer", node->address.host,
               (unsigned)node->address.port);
     redis_link_close(&node->link);
-    node->backoff.failures += node->backoff.failures == 0; /* silence is logged the first time */
+    node->backoff.failures +=
+        node->backoff.failures == 0; /* a node that does not answer is logged at the first failure */
     node_lost(node, node->link.was_open, &error);
 }
 
@@ -211,7 +212,7 @@ static void on_node_open(struct redis_link *link)
 
 /* ---- replies ---- */
 
-/* No command was executed where it was sent, so it may be sent elsewhere. */
+/* The node has executed none of the commands, so they may be sent to another one. */
 static void request_redirect(struct redis_node *node, struct redis_request *request,
                              struct redis_redirect *redirect)
 {
@@ -372,13 +373,13 @@ static void learn_nodes(struct redis_cluster *cluster, const struct redis_reply 
                 cluster_node(cluster, &address);
     for (size_t i = 0; i < cluster->node_count; i++)
         if (!cluster->nodes[i]->is_known && STAILQ_EMPTY(&cluster->nodes[i]->requests))
-            redis_link_close(&cluster->nodes[i]->link); /* which has no timer without requests */
+            redis_link_close(&cluster->nodes[i]->link); /* its timer does not run without requests */
 }
 
 static void on_probed(struct redis_request *request, const struct error *error)
 {
     struct redis_cluster *cluster = CONTAINER_OF(request, struct redis_cluster, probe);
-    /* The error is a refusal of the whole or of CLUSTER SLOTS: Redis is not usable. */
+    /* An error reply to the whole transaction, or to CLUSTER SLOTS: Redis is not usable. */
     const struct redis_reply *slots =
         error || !cluster->config->cluster ? request->reply : redis_reply_at(request->reply, 0);
     struct error refused;

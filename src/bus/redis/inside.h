@@ -9,7 +9,7 @@
  *   link.c     one connection
  *   reply.c    the protocol
  *
- * Everything but the handlers and the waiting of publishers happens on the driver's own loop, so it needs no locks. */
+ * Handlers run on workers, and publishers wait on their own threads. Everything else runs on the driver's own loop and needs no locks. */
 #ifndef FRESHET_BUS_REDIS_INSIDE_H
 #define FRESHET_BUS_REDIS_INSIDE_H
 
@@ -25,8 +25,8 @@
 #include "loop/task.h"
 
 /* ---- reply.c: the protocol without sockets ----
- * Replies out of hiredis's reader, commands by its formatter, and what replies mean. A reply lives in the caller's arena; one that is
- * larger than the caller's limit is an error, so that a server cannot make us hold more. */
+ * hiredis reads replies and formats commands; here is also what replies mean. A reply lives in the caller's arena; one that is larger
+ * than the caller's limit is an error, so that a server cannot make us allocate more. */
 enum redis_kind { REDIS_NIL, REDIS_TEXT, REDIS_ERROR, REDIS_INTEGER, REDIS_ARRAY };
 
 struct redis_reply {
@@ -60,7 +60,7 @@ enum status redis_parser_next(struct redis_parser *parser, struct arena *arena,
                               const struct redis_reply **reply, struct error *error) MUST_CHECK;
 
 void redis_command_put(struct buf *out, const struct str *arguments, size_t count);
-/* Spaces of the format separate the arguments; texts that are put in have no NUL and may have spaces. */
+/* Spaces of the format separate the arguments; texts that are inserted have no NUL and may have spaces. */
 void redis_command_vprintf(struct buf *out, const char *format, va_list arguments);
 
 struct redis_id { /* MS-SEQ, ascending */
@@ -171,8 +171,8 @@ struct redis_topic {
     struct bus_topic_state *state;
     char *stream, *channel;
     struct redis_node *node; /* the node that answered last for the stream; NULL: not known */
-    /* The server's clock, by the ids it generates, minus our monotonic clock: entries are old by the clock that made their ids.
-     * 0 = not known yet. */
+    /* The server's clock, as in the ids that it generates, minus our monotonic clock. The age of an entry is measured by the clock that
+     * made its id. 0 = not known yet. */
     atomic_llong clock_ahead_ms;
 };
 
@@ -207,8 +207,8 @@ struct redis_node {
     struct redis_link link; /* first: the two share their address */
     struct redis_cluster *cluster;
     struct redis_address address;
-    bool
-        is_known; /* configured, or listed by the last CLUSTER SLOTS, or by MOVED or ASK since; else free for another address */
+    /* Configured, listed by the last CLUSTER SLOTS, or named by MOVED or ASK since then. Otherwise the struct may get another address. */
+    bool is_known;
     struct redis_requests requests; /* sent, not answered */
     struct loop_timer timer;        /* of the connection, or of the first request's answer */
     struct backoff backoff;
@@ -226,10 +226,10 @@ struct redis_cluster {
     size_t configured_count;
     struct redis_node **nodes; /* freed at the end only */
     size_t node_count;
-    unsigned turn;
+    unsigned turn; /* of redis_cluster_next() */
     bool is_closing;
-    /* In a cluster, requests wait until a node has answered the probe: a server that is not part of a cluster refuses it, and is an
-     * error then, not a Redis that works by chance. */
+    /* In a cluster, requests wait until a node has answered the probe. A server that is not part of a cluster refuses the probe, which is
+     * reported as an error: no request is sent to it. */
     bool has_probed;
     struct redis_requests waiting;
     struct redis_request probe;
@@ -376,6 +376,6 @@ struct redis {
 };
 
 struct redis_topic *redis_topic_of(struct redis *redis, const struct bus_topic_state *state);
-void redis_left(struct redis *redis); /* one reply less that the stop waits for */
+void redis_left(struct redis *redis); /* the stop waits for one reply less */
 
 #endif

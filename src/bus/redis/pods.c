@@ -1,7 +1,7 @@
 /* Removes the consumer groups of dead pods: groups of the same subscription (GROUP:POD) that no consumer has read for pod_dead_ms. A
- * pod that lives reads its own pending entries several times in this period, since Redis does not note when a consumer found nothing
- * new. A node that has just become the master, or has restarted, has old times. So groups are removed only by a reader that has read
- * from the same node for pod_dead_ms without a failure, on the same connection, which does not outlive a restart. */
+ * live pod reads its own pending entries several times in this period, because Redis does not record a read that found nothing new. A
+ * node that has just become the master, or has restarted, has old times. So groups are removed only by a reader that has read from the
+ * same node for pod_dead_ms without a failure, on the same connection, which does not outlive a restart. */
 #include "bus/redis/inside.h"
 
 #include "base/hash.h"

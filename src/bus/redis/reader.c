@@ -1,8 +1,8 @@
 /* A subscription: reads its stream through a consumer group of its own (GROUP:POD), hands entries to the handler, and
  * acknowledges them with the next read. redis_reader_step() looks at the state and does the next thing.
  *
- * A request that failed may have been executed: entries would then be delivered to us that we do not have. So the reader replaces
- * its group by one that begins after the last settled entry.
+ * A read that failed may have been executed: then Redis has entries as delivered to us that did not arrive. So the reader replaces its
+ * group by one that begins after the last settled entry.
  *
  * Entries that were missed are noticed by the stream's own counters (XINFO): more were removed than we had read, or the last
  * id went back; and when the group is gone. Then on_gap is called, before the entries that follow. */
@@ -99,7 +99,7 @@ static enum status reader_joined(struct redis_reader *reader, struct error *erro
     backoff_reset(&reader->backoff);
     reader->steady_ns = clock_mono_ns();
     if (reader->is_ready && redis_id_compare(info.last, reader->done) < 0) {
-        /* Another stream: all of it is new, so it joins again at 0. */
+        /* The stream was replaced: all of it is new, so the reader joins again at 0. */
         reader_note_gap(reader, (struct redis_id){0});
         reader->read_count = -1;
         return STATUS_OK;
@@ -197,7 +197,7 @@ static enum status reader_have_read(struct redis_reader *reader, struct error *e
     reader_count(reader, &info);
     redis_pods_look(reader);
     reader->is_woken |= entries->count >= reader->count_max; /* there may be more */
-    /* As many entries as have about as many bytes as a batch may have. */
+    /* The next read asks for so many entries that they have about as many bytes as a batch may have. */
     for (size_t i = 0; i < entries->count; i++)
         bytes += entries->messages[i].payload.len;
     if (bytes >= spec->batch_bytes_max && reader->count_max > 1)

@@ -1,5 +1,5 @@
-/* The Redis driver's life. It has a loop and a thread of its own, on which everything happens but the handlers and the
- * waiting of publishers: no other loop is held up by it, and a stop waits for Redis LEAVE_MS at most. */
+/* The Redis driver's life. It has a loop and a thread of its own, so that it delays no other loop; only handlers and waiting
+ * publishers use other threads. A stop waits for Redis LEAVE_MS at most. */
 #include "bus/redis/inside.h"
 
 #include <stdio.h>

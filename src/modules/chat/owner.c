@@ -34,7 +34,7 @@ static enum status look_up_session(void *context, const struct hydration_need *n
     struct db_result *rows = NULL;
     char caller[UUID_TEXT_BYTES];
     enum status status = STATUS_OK;
-    entity->found = HYDRATION_IS_NOT;
+    entity->found = HYDRATION_ENTITY_ABSENT;
     if (chat_owner_is_id(need->entity_id))
         status = kernel_store_query(chat->kernel, &session_sql,
                                     DB_PARAMS(db_text(need->tenant), db_uuid(need->entity_id)), deadline_ns,
@@ -47,7 +47,7 @@ static enum status look_up_session(void *context, const struct hydration_need *n
     bool is_visible = !need->subject.len || str_eq(str_from(caller), db_result_str(rows, 0, USER));
     entity->is_private = true;
     entity->version = db_result_i64(rows, 0, SEQUENCE);
-    entity->found = is_visible ? HYDRATION_IS : HYDRATION_IS_HIDDEN;
+    entity->found = is_visible ? HYDRATION_ENTITY_EXISTS : HYDRATION_ENTITY_HIDDEN;
     if (is_visible) {
         entity->only_subject = arena_str(entity->arena, need->subject);
         buf_put_str(entity->data, db_result_str(rows, 0, SESSION));

@@ -74,7 +74,7 @@ static enum status look_up_entitlement(void *context, const struct hydration_nee
     struct entitlement *entitlement = context;
     struct str user, sku;
     struct db_result *rows;
-    entity->found = HYDRATION_IS_NOT;
+    entity->found = HYDRATION_ENTITY_ABSENT;
     if (!entitlement_id_read(need->entity_id, entity->arena, &user, &sku))
         return STATUS_OK;
     enum status status = kernel_store_query(entitlement->kernel, &look_sql,
@@ -84,7 +84,9 @@ static enum status look_up_entitlement(void *context, const struct hydration_nee
     bool is_there = status == STATUS_OK && db_result_rows(rows);
     entity->is_private = true;
     entity->only_subject = user;
-    entity->found = !is_own ? HYDRATION_IS_HIDDEN : is_there ? HYDRATION_IS : HYDRATION_IS_NOT;
+    entity->found = !is_own    ? HYDRATION_ENTITY_HIDDEN
+                    : is_there ? HYDRATION_ENTITY_EXISTS
+                               : HYDRATION_ENTITY_ABSENT;
     if (is_there) /* also when it is hidden: an older answer is ignored */
         entity->version = db_result_i64(rows, 0, VERSION);
     if (is_there && is_own)

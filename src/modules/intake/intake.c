@@ -248,11 +248,11 @@ static enum status look_up_item(void *context, const struct hydration_need *need
     struct db_result *rows = NULL;
     enum status status = find_item(context, need->tenant, need->entity_id, deadline_ns, &rows, error);
     if (status == STATUS_OK && db_result_rows(rows)) {
-        entity->found = HYDRATION_IS;
+        entity->found = HYDRATION_ENTITY_EXISTS;
         entity->version = 1; /* an item never changes */
         buf_put_str(entity->data, db_result_str(rows, 0, 0));
     } else {
-        entity->found = HYDRATION_IS_NOT;
+        entity->found = HYDRATION_ENTITY_ABSENT;
     }
     db_result_free(rows);
     return status;

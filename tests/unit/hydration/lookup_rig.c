@@ -149,7 +149,7 @@ static enum status look(void *context, const struct hydration_need *asked, int64
     pass_gate(&owner_looks);
     if (script.owner_fails)
         return error_set(error, STATUS_UNAVAILABLE, "not now");
-    entity->found = str_eq(asked->entity_id, STR("a")) ? HYDRATION_IS : HYDRATION_IS_NOT;
+    entity->found = str_eq(asked->entity_id, STR("a")) ? HYDRATION_ENTITY_EXISTS : HYDRATION_ENTITY_ABSENT;
     entity->version = 3;
     buf_put_str(entity->data, STR(DATA));
     return STATUS_OK;

@@ -205,13 +205,13 @@ static enum status look(void *context, const struct hydration_need *question, in
     note(&own);
     if (must_fail(id))
         return error_set(error, STATUS_UNAVAILABLE, "not now");
-    entity->found = str_starts_with(id, STR("absent"))   ? HYDRATION_IS_NOT
-                    : str_starts_with(id, STR("hidden")) ? HYDRATION_IS_HIDDEN
-                                                         : HYDRATION_IS;
+    entity->found = str_starts_with(id, STR("absent"))   ? HYDRATION_ENTITY_ABSENT
+                    : str_starts_with(id, STR("hidden")) ? HYDRATION_ENTITY_HIDDEN
+                                                         : HYDRATION_ENTITY_EXISTS;
     entity->version = 7;
     entity->is_private = str_starts_with(id, STR("private")) || str_starts_with(id, STR("nobodys"));
     entity->only_subject = str_starts_with(id, STR("private")) ? STR("alice") : STR_NONE;
-    if (entity->found == HYDRATION_IS)
+    if (entity->found == HYDRATION_ENTITY_EXISTS)
         buf_printf(entity->data, "{\"id\":\"%.*s\",\"title\":\"t\",\"price\":1}", STR_ARG(id));
     if (str_starts_with(id, STR("huge"))) {
         buf_clear(entity->data);

@@ -24,7 +24,7 @@ enum {
     RUN_MS = 10000,   /* less than a claim lasts */
 };
 
-/* A claim that was not finished ends after that interval. The table is as small as what waits. Rows of dictionaries that this
+/* A claim that was not finished ends after that interval. The table has only rows that wait. Rows of dictionaries that this
  * process cannot read are left to others, and to the time when it can. Sorted: of a pair, rows that mean all of its items
  * come first, then each key. */
 static const struct db_statement claim_sql =
@@ -127,7 +127,7 @@ static enum status skip_unpublishable(const struct pair *pair, struct str id, en
     return STATUS_OK;
 }
 
-/* Returns the first failure; the other pairs are published all the same. */
+/* Returns the first failure; the other pairs are still published. */
 static enum status publish_rows(struct claim *claim, struct error *error)
 {
     const struct db_result *rows = claim->rows;

@@ -3,7 +3,8 @@
  *     loop ─ post.c: check, park ─ committer.c: queue ─ worker ─ commit.c: one transaction for all that are queued
  *          ─ loop ─ post.c: answered, or it waits for its decision ─ decisions.c
  *
- * A post is the loop's; in the steps PARSING and COMMITTING it is lent to a worker, which touches nothing of the loop's. */
+ * A post belongs to its loop. In the steps PARSING and COMMITTING a worker uses it, except for the members that are marked as the
+ * loop's. */
 #ifndef FRESHET_REFDATA_COMMAND_H
 #define FRESHET_REFDATA_COMMAND_H
 
@@ -15,8 +16,8 @@
 #include "modules/refdata/refdata.h"
 
 /* ---- decisions.c: clients that wait for the decision of an update, and how it reaches them (R1) ----
- * At once where it was decided in this process, by a notice of the database where it was another. No thread is held. Rows are read
- * only where a notice may be missing. */
+ * A decision of this process reaches its waiters at once, a decision of another process by a notice of the database. Waiting takes no
+ * thread. Rows are read only where a notice may be missing, or is not trusted. */
 
 /* Embedded in its owner. `message` is posted to `loop` once, unless refdata_decisions_remove() was in time. */
 struct refdata_waiter {
@@ -32,7 +33,7 @@ void refdata_decisions_add(struct refdata_decisions *decisions,
                            struct refdata_waiter *waiter); /* any thread */
 /* Any thread. False: it was posted already, or is about to be. */
 bool refdata_decisions_remove(struct refdata_decisions *decisions, struct refdata_waiter *waiter);
-/* Any thread: reads the rows of all waiters, soon and once for all of them; for one that no notice may reach. */
+/* Any thread: soon reads the rows of all waiters in one query, for a waiter that a notice may not reach. */
 void refdata_decisions_read(struct refdata_decisions *decisions);
 
 /* ---- the waiters by (tenant, eventId); not locked ---- */
@@ -80,7 +81,7 @@ struct refdata_post {
     int64_t deadline_ns;                   /* for its commit */
     char tenant[65];
     struct arena arena;                   /* of what follows; empty once it is committed */
-    const struct auth_identity *identity; /* NULL = no dictionary needed a scope when it came */
+    const struct auth_identity *identity; /* NULL: no dictionary had a writeScope when it arrived */
     struct str body, traceparent;
     int64_t key_keep_ms;
     struct refdata_update update;
@@ -107,13 +108,13 @@ struct refdata_commit_pace { /* of one committer */
     int64_t direct_from_ns;  /* before this time no update is applied in its own commit */
     int64_t warn_from_ns;    /* before this time no warning is logged */
 };
-/* On a worker: every post gets its result. No two of them name the same event, key or chunk. The array is used up. */
+/* On a worker: every post gets its result. No two of them name the same event, key or chunk. The array is overwritten. */
 void refdata_commit_posts(struct refdata_database *database, struct refdata_commit_pace *pace,
                           struct refdata_post **posts, size_t count);
 
 /* ---- owner.c, changes.c: the owner of dictionaries' items in hydration (H6): entity type `dictionary_item`, id = dict/key ----
  * owner.c answers lookups by what PostgreSQL has; changes.c publishes what updates changed, of dictionaries that are hydrated. A
- * dictionary's code has no '/', so the key is all that follows the first one, as it is. */
+ * dictionary's code has no '/', so the key is everything after the first '/', without decoding. */
 
 struct hydration;
 

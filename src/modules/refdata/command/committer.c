@@ -139,7 +139,7 @@ static void *create_committer(void *owner, struct error *error)
     return committer;
 }
 
-/* Posts that are queued are still committed: what the last run leaves, by the caller's thread. */
+/* Posts that are still queued after the last run are committed here, on the caller's thread. */
 static void stop_committer(void *part)
 {
     struct refdata_committer *committer = part;

@@ -1,5 +1,4 @@
-/* Decisions of updates, on their way to the clients that wait. Between processes they travel as notices, coalesced and sent after
- * the commit:
+/* Sends the decisions of updates to the clients that wait. Between processes they are notices, coalesced and sent after the commit:
  *
  *     tenant/event/COMMITTED/17
  *     tenant/event/FAILED/0/UPDATE_REFUSED/why

@@ -70,7 +70,7 @@ static enum status look_up_item(void *context, const struct hydration_need *need
     struct refdata_primary_answer answer = {0};
     struct str code, key;
     enum status status = STATUS_OK;
-    entity->found = HYDRATION_IS_NOT;
+    entity->found = HYDRATION_ENTITY_ABSENT;
     if (!refdata_owner_read_id(need->entity_id, &code, &key))
         return STATUS_OK;
     struct refdata_catalog *catalog = refdata_catalog_hold(refdata);
@@ -94,7 +94,7 @@ static enum status look_up_item(void *context, const struct hydration_need *need
     refdata_catalog_unref(catalog);
     const struct cache_record *record = answer.snapshot ? cache_find(answer.snapshot, key) : NULL;
     if (status == STATUS_OK && record) {
-        entity->found = HYDRATION_IS;
+        entity->found = HYDRATION_ENTITY_EXISTS;
         buf_put_str(entity->data, cache_record_body(record)); /* what the route shows of an item */
     }
     cache_snapshot_unref(answer.snapshot);

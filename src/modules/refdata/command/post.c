@@ -1,5 +1,5 @@
-/* POST /updates: a request from its arrival to its answer. All of it runs on the request's loop, but for the body of a large one,
- * which a worker parses.
+/* POST /updates: a request from its arrival to its answer. Everything runs on the request's loop, except that a worker parses a large
+ * body.
  *
  *     NEW ─▶ PARSING ─▶ COMMITTING ─▶ ANSWERED
  *      └──────────────▶     └▶ WAITING (parked again, a waiter of its decision) ─▶ ANSWERED
@@ -129,7 +129,7 @@ static void answer_post(struct http_request *request, const struct refdata_post 
     else if (post->error.status == STATUS_IDEMPOTENCY_KEY_PROCESSING)
         idempotency_count(request->route, IDEMPOTENCY_COLLISION);
     if (post->result == REFDATA_POST_TAKEN && !post->waits)
-        state.decision = REFDATA_PENDING; /* ASYNC, however quick it was */
+        state.decision = REFDATA_PENDING; /* ASYNC is answered 202, even when it is decided already */
     if (post->result == REFDATA_POST_REFUSED)
         send_error(request, &post->error);
     else if (post->result == REFDATA_POST_UNKNOWN)
@@ -302,7 +302,7 @@ static void on_committed(struct loop *loop, struct loop_message *message)
     struct refdata_post *post = CONTAINER_OF(message, struct refdata_post, committed);
     struct http_request *request = unpark_post(post);
     discharge_body(post);
-    arena_deinit(&post->arena); /* ten thousand may wait: without their bodies */
+    arena_deinit(&post->arena); /* thousands may wait for their decision; they do not need their bodies */
     post->arena = ARENA(256);
     bool has_to_wait = (post->result == REFDATA_POST_TAKEN || post->result == REFDATA_POST_REPLAYED) &&
                        post->is_listed && !post->acceptance.is_keys_event &&
@@ -389,9 +389,8 @@ static void on_commit_overdue(struct http_request *request, void *context)
 static void hand_to_committer(struct refdata_post *post)
 {
     struct error error = {0};
-    if (!refdata_database_runs(
-            post->dictionary
-                ->database)) { /* while a large body was parsed, a reload may have given the dictionary another database */
+    /* While a large body was parsed, a reload may have given the dictionary another database. */
+    if (!refdata_database_runs(post->dictionary->database)) {
         struct refdata_dictionary *now =
             refdata_catalog_find(atomic_load(&post->refdata->catalog), post->dictionary->code);
         if (now) {
@@ -459,7 +458,7 @@ static void post_update(struct http_request *request)
         destroy_post(post);
         return;
     }
-    /* Of the bytes that updates waiting for their commit may have (refdata.updates.queueBytes). A single one may be larger. */
+    /* The bodies of all updates that wait for their commit are bounded (refdata.updates.queueBytes). A single one may be larger. */
     long long before = atomic_fetch_add(&refdata->post_bytes, (long long)post->bytes);
     post->is_charged = true;
     if (before > 0 && before + (long long)post->bytes > catalog->updates.queue_bytes_max) {
