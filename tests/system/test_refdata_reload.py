@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from lib.config import base_config, merge
-from lib.refdata import (item_path, make_table, path, pod, refdata_db, set_version, slow_dictionary,  # noqa: F401
+from lib.refdata import (item_path, make_table, migrated, path, pod, refdata_db, set_version, slow_dictionary,  # noqa: F401
                          sql_dictionary, write_builtin)
 from lib.wait import eventually
 
@@ -254,3 +254,36 @@ def test_a_corrected_definition_is_loaded_at_once_after_a_row_that_was_too_large
     eventually(lambda: server.logs(event="dictionary_load_failed"))
     reconfigure(server, refdata_db, pod({**cut, "loadSql": cut["loadSql"].replace("'2'", "'3'")}, cache=jitter))
     eventually(lambda: client.get(item_path("BIG", "huge")).json()["payload"] == 3)
+
+
+def test_versions_of_the_database_that_a_dictionary_has_left_do_not_count(
+        serve, refdata_db, postgres, jwks_path, tmp_path, token, reconfigure):  # pylint: disable=too-many-arguments
+    """R14, R20: the sweep that reads them began before the reload and ends after it."""
+    second = migrated(postgres, jwks_path, tmp_path)
+    write_builtin(refdata_db, "D", {"a": 1}, version=1)
+    write_builtin(refdata_db, "STAYS", {"a": 1}, version=1)
+    write_builtin(second, "D", {"a": 2}, version=1)
+    blocks = [{"name": name, "jdbcUrl": db.jdbc_url, "username": db.user, "passwordFromEnv": "FRESHET_TEST_PG_PASSWORD"}
+              for name, db in [("first", refdata_db), ("second", second)]]
+    settings = lambda where, jitter: merge(
+        pod({"code": "D", "postgres": where}, {"code": "STAYS", "postgres": "first"},
+            cache={"sweepInterval": "1h", "jitter": jitter}), {"refdata": {"postgres": blocks}})
+    server = serve(refdata_db, settings("first", "0ms"))
+    client = server.client(token())
+    assert [client.get(item_path(code, "a")).json()["payload"] for code in ("D", "STAYS")] == [1, 1]
+    with contextlib.closing(refdata_db.connect()) as connection:
+        connection.autocommit = False
+        cursor = connection.cursor()
+        cursor.execute("lock table refdata.dictionary_meta")
+        reconfigure(server, refdata_db, settings("first", "1ms"))  # a reload begins a sweep
+        eventually(lambda: refdata_db.value("select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
+                                            " and datname = current_database() and query like '%dictionary_meta%'"))
+        reconfigure(server, refdata_db, settings("second", "1ms"))
+        eventually(lambda: client.get(item_path("D", "a")).json()["payload"] == 2)
+        cursor.execute("update refdata.dictionary_meta set version = 1000")
+        connection.commit()
+    lag = lambda code: server.metrics()[f'dict_version_lag{{tenant="demo",dict_code="{code}"}}']
+    eventually(lambda: server.metrics()['dict_version{tenant="demo",dict_code="STAYS"}'] == 1000)
+    assert (lag("D"), lag("STAYS")) == (0, 0)
+    server.stop()
+    second.drop()

@@ -215,12 +215,16 @@ static bool is_behind(const struct refdata_holding *holding, const struct held_p
 }
 
 /* Jitter is for many pods that load much in step (R13): a single change is loaded at once. */
-static void apply_versions(struct refdata *refdata, struct held_pair *pairs, size_t count)
+static void apply_versions(struct refdata *refdata, const struct refdata_database *database,
+                           struct held_pair *pairs, size_t count)
 {
     size_t behind = 0;
     for (size_t i = 0; i < count; i++) {
-        pairs[i].holding = refdata_table_find(refdata->own, pairs[i].tenant, pairs[i].code);
-        behind += pairs[i].holding && is_behind(pairs[i].holding, &pairs[i]);
+        struct refdata_holding *holding = refdata_table_find(refdata->own, pairs[i].tenant, pairs[i].code);
+        if (!holding || holding->dictionary->database != database) /* a reload has moved its dictionary */
+            continue;
+        pairs[i].holding = holding;
+        behind += is_behind(holding, &pairs[i]);
     }
     for (size_t i = 0; i < count; i++) {
         struct refdata_holding *holding = pairs[i].holding;
@@ -257,11 +261,11 @@ static void sweep_finish(void *context)
         const struct held_pair *found = &sweep->found[i];
         struct refdata_dictionary *dictionary =
             refdata_catalog_find(atomic_load(&refdata->catalog), found->code);
-        if (dictionary && str_is_name(found->tenant))
+        if (dictionary && dictionary->database == database && str_is_name(found->tenant))
             refdata_keeper_preload_pair(refdata, found->tenant, dictionary);
     }
     if (sweep->status == STATUS_OK)
-        apply_versions(refdata, sweep->pairs, sweep->pair_count);
+        apply_versions(refdata, database, sweep->pairs, sweep->pair_count);
     if (atomic_load(&database->site.is_ready))
         refdata_database_start(database);
     refdata_keeper_update_health(refdata);
