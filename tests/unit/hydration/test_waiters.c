@@ -24,8 +24,8 @@ static void test_h3_timeout(void **state)
     assert_string_equal(ann.data, "");
     assert_true(turn_until_empty());
     assert_int_equal(rig_questions(), 1);
-    assert_in_range(rig_looks(), 1,
-                    2); /* one for both, unless the machine was too slow to end both in one turn */
+    /* One for both; on a slow machine two, if they do not end in one turn, or none, if the loop is late for the last read. */
+    assert_true(rig_looks() <= 2);
 }
 
 static void test_h2_the_last_read_finds_an_answer_that_did_not_arrive(void **state)
