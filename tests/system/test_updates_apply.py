@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from lib.apply import applier, commands_on_the_bus, handled, publish
 from lib.refdata import TENANT, make_table, pod, refdata_db  # noqa: F401
 from lib.wait import eventually
 from lib.writers import chunks, commit, delta, snapshot, status_path, updates_path
@@ -253,3 +254,18 @@ def test_updates_go_on_from_a_version_that_was_set_back(server, token):
     assert [(answer.status, answer.json()["committedVersion"]) for answer in answers] == [(200, 2), (200, 3), (200, 4)]
     rows = server.database.query("select version, keys from refdata.outbox_event where dict_code = 'B' order by id")
     assert rows == [(1, ["a"]), (2, ["b"]), (3, ["b"]), (4, ["b"])]
+
+
+@pytest.mark.parametrize("more", [{}, {"occurredAt": "2026-02-27T12:00:00Z"}])
+def test_a_command_that_is_delivered_again_is_no_conflict(serve, refdata_db, token, more):  # noqa: F811
+    """R2: it always has a time, also where the request had none."""
+    server = serve(refdata_db, applier("B"), args=("--roles", "command,apply"))
+    body = snapshot("B", {"a": 1}, **more)  # what is large is not applied in its own commit
+    assert commit(server.client(token(TENANT)), body).status == 200
+    [(key, _, sent)] = commands_on_the_bus(refdata_db)
+    publish(refdata_db, [sent.encode()], key=key.encode())
+    handled(refdata_db)
+    assert not server.logs(event="event_id_conflict")
+    publish(refdata_db, [sent.replace('"payload": 1', '"payload": 2').encode()], key=key.encode())
+    eventually(lambda: [line["eventId"] for line in server.logs(event="event_id_conflict")] == [body["eventId"]])
+    assert items(refdata_db) == {"a": 1}

@@ -53,6 +53,13 @@ struct str refdata_acceptance_hash(const struct refdata_update *update, struct a
     return arena_str(arena, str_from(hex));
 }
 
+bool refdata_acceptance_is_of(const struct refdata_update *command, struct str hash, struct arena *arena)
+{
+    char untimed[HASH128_HEX_BYTES];
+    hash128_hex(refdata_update_hash(command, false, arena), untimed);
+    return str_eq(hash, refdata_acceptance_hash(command, arena)) || str_eq(hash, str_from(untimed));
+}
+
 /* ---- refdata.accept_updates() ---- */
 
 static const struct db_statement accept_sql = DB_STATEMENT(

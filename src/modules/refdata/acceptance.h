@@ -19,6 +19,8 @@ enum status refdata_acceptance_check(const struct refdata_dictionary *dictionary
                                      const struct refdata_update *update, struct error *error) MUST_CHECK;
 /* update_request.content_hash: the same event with another one is a conflict. */
 struct str refdata_acceptance_hash(const struct refdata_update *update, struct arena *arena);
+/* Was this command made of a request with this hash? A command has a time; its request may have had none. */
+bool refdata_acceptance_is_of(const struct refdata_update *command, struct str hash, struct arena *arena);
 
 /* ---- in the database: refdata.accept_updates() ---- */
 

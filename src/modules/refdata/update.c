@@ -212,28 +212,31 @@ static void read_time(struct reading *reading)
         refuse(reading, OCCURRED_AT, "must be a time in UTC: 2026-02-27T12:00:00Z");
 }
 
-/* With the hash of the whole content: of the items, and of the rest as one line that does not depend on the order of members. The
- * time of a chunk is not part of it: a sender may stamp each retry of it. */
+struct hash128 refdata_update_hash(const struct refdata_update *update, bool is_timed, struct arena *arena)
+{
+    char bytes[REFDATA_HASH_BYTES];
+    struct str rest = arena_printf(arena, "%.*s %s %s%lld %s %d/%d %lld", STR_ARG(update->dict_code),
+                                   type_names[update->type], update->has_revision ? "r" : "-",
+                                   (long long)(update->has_revision ? update->source_revision : 0),
+                                   update->snapshot_id, (int)update->chunk_index, (int)update->chunks_total,
+                                   is_timed ? (long long)update->occurred_at_us : -1LL);
+    return hash_item(rest, refdata_hash_bytes(update->items_hash, bytes));
+}
+
 static enum status read_items(struct reading *reading, const struct refdata_limits *limits)
 {
     struct refdata_update *update = reading->update;
-    struct hash128 items = {0, 0};
-    char bytes[REFDATA_HASH_BYTES];
 
     update->items = reading->values[ITEMS];
     if (is_required(reading, ITEMS) && update->items.type != JSON_ARRAY)
         refuse(reading, ITEMS, "must be an array");
     if (reading->status == STATUS_OK)
-        reading->status = refdata_items_check(update, limits, reading->arena, &items, reading->error);
+        reading->status =
+            refdata_items_check(update, limits, reading->arena, &update->items_hash, reading->error);
     if (reading->status != STATUS_OK)
         return reading->status;
-    bool timed = is_given(reading, OCCURRED_AT) && !refdata_update_is_chunk(update);
-    struct str rest = arena_printf(reading->arena, "%.*s %s %s%lld %s %d/%d %lld", STR_ARG(update->dict_code),
-                                   type_names[update->type], update->has_revision ? "r" : "-",
-                                   (long long)(update->has_revision ? update->source_revision : 0),
-                                   update->snapshot_id, (int)update->chunk_index, (int)update->chunks_total,
-                                   timed ? (long long)update->occurred_at_us : -1LL);
-    update->content = hash_item(rest, refdata_hash_bytes(items, bytes));
+    bool is_timed = is_given(reading, OCCURRED_AT) && !refdata_update_is_chunk(update);
+    update->content = refdata_update_hash(update, is_timed, reading->arena);
     return STATUS_OK;
 }
 

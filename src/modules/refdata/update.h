@@ -39,7 +39,7 @@ struct refdata_update {
     bool has_upsert, has_delete;
     /* Of what the sender sent: the same eventId (or chunk) with another one is a conflict. White space between tokens,
      * the order of members and what the server gave itself make no difference. */
-    struct hash128 content;
+    struct hash128 content, items_hash;
 };
 
 static inline bool refdata_update_is_chunk(const struct refdata_update *update)
@@ -56,6 +56,9 @@ enum status refdata_update_open(struct str text, const struct refdata_limits *li
 enum status refdata_update_read(const struct json_value *body, enum refdata_origin origin, struct str tenant,
                                 const struct refdata_limits *limits, struct arena *arena,
                                 struct refdata_update *update, struct error *error) MUST_CHECK;
+/* `content`: the items' hash, and that of the rest as one line that does not depend on the order of members. The time of a chunk is
+ * not part of it, since a sender may stamp each retry of it, nor is a time that the sender did not give. */
+struct hash128 refdata_update_hash(const struct refdata_update *update, bool is_timed, struct arena *arena);
 /* Seed §8.1's JSON, for the bus. Payloads are the bytes that came. */
 void refdata_update_put(struct buf *out, const struct refdata_update *update);
 

@@ -255,7 +255,7 @@ static enum status read_outcomes(struct batch *batch, struct error *error)
         struct refdata_outcome *outcome = &command->outcome;
         /* Another update under an event's id has no effect. A POST is refused; for a command of others this is logged. */
         if (found.content_hash.len &&
-            !str_eq(found.content_hash, refdata_acceptance_hash(&command->update, batch->arena)))
+            !refdata_acceptance_is_of(&command->update, found.content_hash, batch->arena))
             log_warn("event_id_conflict", LOG_CSTR("eventId", command->update.event_id),
                      LOG_STR("tenantId", outcome->tenant), LOG_STR("dictCode", outcome->dict_code),
                      LOG_STR("source", refdata_source_name(command->update.source)));
