@@ -101,15 +101,6 @@ static void hub_take_results(struct db_hub *hub)
         hub_answered(hub);
 }
 
-static bool has_channel(const struct db_listener *listener, const char *channel)
-{
-    const char *const *at = listener->config.channels;
-
-    while (*at && strcmp(*at, channel) != 0)
-        at++;
-    return *at;
-}
-
 static void hub_on_input(struct db_link *link)
 {
     struct db_hub *hub = hub_of(link);
@@ -118,9 +109,13 @@ static void hub_on_input(struct db_link *link)
 
     hub_take_results(hub);
     while (link->state == DB_LINK_READY && (notice = PQnotifies(link->pg))) {
-        LIST_FOREACH_SAFE(at, &hub->listeners, entry, next)
-            if (!at->destroyed && has_channel(at, notice->relname))
+        LIST_FOREACH_SAFE(at, &hub->listeners, entry, next) {
+            const char *const *channel = at->config.channels;
+            while (*channel && strcmp(*channel, notice->relname) != 0)
+                channel++;
+            if (*channel && !at->destroyed)
                 at->config.on_notice(at->config.context, str_from(notice->relname), str_from(notice->extra));
+        }
         PQfreemem(notice);
     }
 }

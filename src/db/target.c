@@ -109,35 +109,11 @@ static bool set_choice(struct db_parsed *parsed, struct str name, struct str val
     return false;
 }
 
-/* ?host=/run/postgresql replaces the URL's own host part, which is empty then. */
-static bool set_host(struct db_parsed *parsed, struct str value)
-{
-    if (parsed->host_count > 1 || value.len == 0 || value.len > 255 || memchr(value.ptr, ',', value.len))
-        return false;
-    if (parsed->host_count == 0)
-        parsed->hosts[parsed->host_count++] = (struct db_host){.port = "5432"};
-    parsed->hosts[0].name = arena_str(&parsed->arena, value).ptr;
-    return true;
-}
-
-static bool set_port(struct db_parsed *parsed, struct str value)
-{
-    uint64_t number;
-
-    if (!read_number(value, 65535, &number))
-        return false;
-    if (parsed->host_count == 0)
-        parsed->hosts[parsed->host_count++] = (struct db_host){.name = "localhost"};
-    for (unsigned i = 0; i < parsed->host_count; i++)
-        parsed->hosts[i].port = arena_str(&parsed->arena, value).ptr;
-    return true;
-}
-
 static enum status set_parameter(struct db_parsed *parsed, struct str name, struct str value,
                                  struct error *error)
 {
     const char *wanted = NULL;
-    uint64_t seconds;
+    uint64_t number;
 
     for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++)
         if (str_eq(name, str_from(aliases[i][0])))
@@ -147,12 +123,23 @@ static enum status set_parameter(struct db_parsed *parsed, struct str name, stru
     } else if (str_eq(name, STR("currentSchema"))) {
         parsed->schema = arena_str(&parsed->arena, value).ptr;
     } else if (str_eq(name, STR("host"))) {
-        wanted = set_host(parsed, value) ? NULL : "a single host or directory";
+        /* ?host=/run/postgresql replaces the URL's own host part, which is empty then */
+        if (parsed->host_count > 1 || value.len == 0 || value.len > 255 || memchr(value.ptr, ',', value.len))
+            wanted = "a single host or directory";
+        else if (parsed->host_count == 0)
+            parsed->hosts[parsed->host_count++] = (struct db_host){.port = "5432"};
+        if (!wanted)
+            parsed->hosts[0].name = arena_str(&parsed->arena, value).ptr;
     } else if (str_eq(name, STR("port"))) {
-        wanted = set_port(parsed, value) ? NULL : "a number from 1 to 65535";
+        if (!read_number(value, 65535, &number))
+            wanted = "a number from 1 to 65535";
+        else if (parsed->host_count == 0)
+            parsed->hosts[parsed->host_count++] = (struct db_host){.name = "localhost"};
+        for (unsigned i = 0; i < parsed->host_count && !wanted; i++)
+            parsed->hosts[i].port = arena_str(&parsed->arena, value).ptr;
     } else if (has_word("connect_timeout connectTimeout", name)) {
-        if (read_number(value, 3600, &seconds))
-            parsed->connect_timeout_ms = (int64_t)seconds * 1000;
+        if (read_number(value, 3600, &number))
+            parsed->connect_timeout_ms = (int64_t)number * 1000;
         else
             wanted = "a number of seconds from 1 to 3600";
     } else if (!set_choice(parsed, name, value, &wanted) && !has_word(ignored_names, name)) {

@@ -226,9 +226,19 @@ static void on_park_timeout(void *owner)
 
     exchange->park = (struct loop_park_ref){0};
     http_exchange_move(exchange, HTTP_RUNNING);
-    exchange->on_timeout(&exchange->request, exchange->park_context);
+    if (exchange->on_timeout)
+        exchange->on_timeout(&exchange->request, exchange->park_context);
     if (exchange->progress == HTTP_RUNNING)
         http_send_error(&exchange->request, &(struct error){.status = STATUS_TIMEOUT});
+}
+
+void http_send_late(struct http_request *request, void *context)
+{
+    const struct http_late *late = context;
+    struct error error;
+
+    error_set(&error, late->status, "%s", late->message);
+    http_send_error(request, &error);
 }
 
 bool http_request_park(struct http_request *request, int64_t deadline_ns, http_timeout_fn *on_timeout,

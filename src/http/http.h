@@ -182,7 +182,13 @@ void http_send_stream(struct http_request *request, const struct http_response *
 
 /* ---- parking: a step or handler returns without an answer; later, on the loop, it unparks the request ---- */
 typedef void http_timeout_fn(struct http_request *request, void *context);
-/* False when too many are parked: the request has then been answered 503. `on_timeout` must answer. A request
+/* An on_timeout whose context is a static struct http_late: this error is the answer. */
+struct http_late {
+    enum status status;
+    const char *message;
+};
+http_timeout_fn http_send_late;
+/* False when too many are parked: the request has then been answered 503. `on_timeout` answers; NULL = 504. A request
  * whose client disconnects is dropped silently: unparking it gives NULL. */
 bool http_request_park(struct http_request *request, int64_t deadline_ns, http_timeout_fn *on_timeout,
                        void *context, struct loop_park_ref *ref);

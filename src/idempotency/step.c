@@ -259,9 +259,11 @@ static void on_called(struct loop *loop, struct loop_message *message)
     http_request_resume(request);
 }
 
-/* One that was called already belongs to its message. */
-static void stop_waiting(struct use *use)
+/* A use that was called already belongs to its message. */
+static void stop_waiting(struct http_request *request, void *context)
 {
+    struct use *use = context;
+    (void)request;
     uint64_t hash = key_hash(&use->id);
     struct shard *shard = shard_of(use->idempotency, hash);
 
@@ -274,17 +276,11 @@ static void stop_waiting(struct use *use)
         free(use);
 }
 
-static void on_wait_dropped(struct http_request *request, void *context)
-{
-    (void)request;
-    stop_waiting(context);
-}
-
 static void on_wait_timeout(struct http_request *request, void *context)
 {
     struct error error;
 
-    stop_waiting(context);
+    stop_waiting(request, context);
     error_set(&error, STATUS_IDEMPOTENCY_KEY_PROCESSING, "%s",
               status_message(STATUS_IDEMPOTENCY_KEY_PROCESSING));
     idempotency_count(request->route, IDEMPOTENCY_COLLISION);
@@ -302,7 +298,7 @@ static enum http_step wait_for(struct use *holder, struct http_request *request,
         free(use);
         return HTTP_STEP_ANSWERED; /* with 503, by http_request_park() */
     }
-    http_request_on_drop(request, on_wait_dropped);
+    http_request_on_drop(request, stop_waiting);
     TAILQ_INSERT_TAIL(&holder->waiting, use, link);
     return HTTP_STEP_PARKED;
 }

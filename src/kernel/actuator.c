@@ -136,20 +136,13 @@ static int64_t scrape_step(struct task *task, void *context)
 
 /* ---- asking ---- */
 
-static void on_late(struct http_request *request, void *context)
-{
-    (void)context;
-    http_send_error(request, &(struct error){.status = STATUS_TIMEOUT});
-}
-
 static void get_prometheus(struct http_request *request)
 {
     struct kernel *kernel = request->context;
     struct kernel_scrape *scrape = kernel->scrape;
     const struct kernel_http_settings *http = config_section(kernel->first, "http");
     struct scrape_waiter *waiter = memory_zalloc(sizeof *waiter);
-    if (!http_request_park(request, clock_deadline_ms(http->limits.deadline_ms), on_late, NULL,
-                           &waiter->ref)) {
+    if (!http_request_park(request, clock_deadline_ms(http->limits.deadline_ms), NULL, NULL, &waiter->ref)) {
         free(waiter);
         return;
     }

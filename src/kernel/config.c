@@ -193,14 +193,6 @@ struct diff {
     struct buf field;
 };
 
-static bool strings_equal(const struct setting_strings *a, const struct setting_strings *b)
-{
-    bool equal = a->count == b->count;
-    for (size_t i = 0; equal && i < a->count; i++)
-        equal = str_eq(a->items[i], b->items[i]);
-    return equal;
-}
-
 static void compare_rows(struct diff *diff, const struct setting_row *rows, const char *before_values,
                          const char *after_values)
 {
@@ -219,7 +211,13 @@ static void compare_rows(struct diff *diff, const struct setting_row *rows, cons
         case SETTING_DECIMAL:
         case SETTING_SIZE: equal = *(const int64_t *)before == *(const int64_t *)after; break;
         case SETTING_ENUM: equal = *(const int *)before == *(const int *)after; break;
-        case SETTING_STRING_LIST: equal = strings_equal(before, after); break;
+        case SETTING_STRING_LIST: {
+            const struct setting_strings *old = before, *new = after;
+            equal = old->count == new->count;
+            for (size_t i = 0; equal && i < old->count; i++)
+                equal = str_eq(old->items[i], new->items[i]);
+            break;
+        }
         case SETTING_OBJECT: compare_rows(diff, row->rows, before, after); break;
         case SETTING_OBJECT_LIST: {
             const struct setting_objects *old = before, *new = after;

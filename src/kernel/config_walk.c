@@ -161,29 +161,22 @@ static bool read_text(struct walk *walk, const yaml_node_t *node, struct str *va
     return true;
 }
 
-/* In quotes, shortened, on one line. */
-static void put_shown(struct buf *out, struct str text)
-{
-    struct str cut = str_utf8_cut(text, SHOWN_BYTES_MAX);
-    buf_put_char(out, '\'');
-    for (size_t i = 0; i < cut.len; i++) {
-        unsigned char c = (unsigned char)cut.ptr[i];
-        buf_put_char(out, c < 0x20 || c == 0x7F ? ' ' : (char)c);
-    }
-    buf_put_str(out, cut.len < text.len ? STR("…'") : STR("'"));
-}
-
+/* The value as it was found, in quotes, shortened, on one line. */
 static void report_value(struct walk *walk, const struct setting_row *row, const yaml_node_t *node,
                          enum config_fit fit)
 {
     const char *near = row->type == SETTING_ENUM ? config_suggest(text_of(node), row->choices) : NULL;
+    struct str text = text_of(node), cut = str_utf8_cut(text, SHOWN_BYTES_MAX);
     struct buf found = {0};
     if (row->secret) {
         buf_put_str(&found, STR("what is given (a secret)"));
     } else {
-        if (mentions_env(node))
-            buf_put_str(&found, STR("what the environment makes of "));
-        put_shown(&found, text_of(node));
+        buf_printf(&found, "%s'", mentions_env(node) ? "what the environment makes of " : "");
+        for (size_t i = 0; i < cut.len; i++) {
+            unsigned char c = (unsigned char)cut.ptr[i];
+            buf_put_char(&found, c < 0x20 || c == 0x7F ? ' ' : (char)c);
+        }
+        buf_put_str(&found, cut.len < text.len ? STR("…'") : STR("'"));
         if (near)
             buf_printf(&found, "; did you mean %s?", near);
     }

@@ -87,16 +87,9 @@ static void on_verified(void *context)
     }
 }
 
-static void on_timeout(struct http_request *request, void *context)
-{
-    (void)context;
-    struct error error;
-    error_set(&error, STATUS_OVERLOADED, "checking the token took too long");
-    http_send_error(request, &error);
-}
-
 static enum http_step verify(struct kernel *kernel, struct http_request *request, unsigned tries)
 {
+    static struct http_late late = {STATUS_OVERLOADED, "checking the token took too long"};
     struct error error;
     if (tries == VERIFY_TRIES) {
         error_set(&error, STATUS_OVERLOADED, "too many new tokens at once");
@@ -105,7 +98,7 @@ static enum http_step verify(struct kernel *kernel, struct http_request *request
     struct parked_check *check = memory_alloc(sizeof *check);
     *check = (struct parked_check){.kernel = kernel, .tries = tries};
     int64_t deadline_ns = loop_now_ns(request->loop) + GATE_TIMEOUT_MS * CLOCK_NS_PER_MS;
-    if (!http_request_park(request, deadline_ns, on_timeout, NULL, &check->ref)) {
+    if (!http_request_park(request, deadline_ns, http_send_late, &late, &check->ref)) {
         free(check);
         return HTTP_STEP_ANSWERED; /* with 503, by http_request_park() */
     }

@@ -2,6 +2,8 @@
  * the failure is recorded for the right event. */
 #include "outbox/outbox.h"
 
+#include <stdio.h>
+
 #include "base/clock.h"
 #include "base/trace.h"
 
@@ -14,21 +16,23 @@ enum {
 
 struct str outbox_key(const struct str *parts, size_t count, struct arena *arena)
 {
-    struct buf key = {0};
+    size_t most = count + 1;
+    for (size_t i = 0; i < count; i++)
+        most += 3 * parts[i].len;
+    char *key = arena_alloc(arena, most), *end = key;
     for (size_t i = 0; i < count; i++) {
         if (i)
-            buf_put_char(&key, '/');
+            *end++ = '/';
         for (size_t at = 0; at < parts[i].len; at++) {
             unsigned char c = (unsigned char)parts[i].ptr[at];
             if (c < 0x20 || c == 0x7f || c == '/' || c == '%')
-                buf_printf(&key, "%%%02X", c);
+                end += sprintf(end, "%%%02X", c);
             else
-                buf_put_char(&key, (char)c);
+                *end++ = (char)c;
         }
     }
-    struct str copy = arena_str(arena, buf_str(&key));
-    buf_deinit(&key);
-    return copy;
+    *end = '\0';
+    return str_of(key, (size_t)(end - key));
 }
 
 void outbox_message_write(const struct outbox_message *outgoing, const struct outbox_event *event,

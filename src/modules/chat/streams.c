@@ -116,14 +116,6 @@ static void on_follow(struct loop *loop, struct loop_message *message)
 
 /* ---- the request ---- */
 
-static void on_open_timeout(struct http_request *request, void *context)
-{
-    (void)context;
-    struct error error;
-    error_set(&error, STATUS_UNAVAILABLE, "the session's events could not be read in time");
-    http_send_error(request, &error);
-}
-
 static enum status parse_sequence(struct str text, const char *field, int64_t *after, struct error *error)
 {
     uint64_t number;
@@ -167,6 +159,7 @@ void chat_get_stream(struct http_request *request)
         return;
     }
     kernel_identity_keep(request);
+    static struct http_late late = {STATUS_UNAVAILABLE, "the session's events could not be read in time"};
     struct follower *follower = memory_zalloc(sizeof *follower);
     follower->message.on_message = on_follow;
     follower->chat = chat;
@@ -175,7 +168,7 @@ void chat_get_stream(struct http_request *request)
     follower->arena = ARENA(KEY_BYTES);
     follower->key = chat_key_copy(&key, &follower->arena);
     int64_t deadline_ns = loop_now_ns(request->loop) + OPEN_MS * CLOCK_NS_PER_MS;
-    if (http_request_park(request, deadline_ns, on_open_timeout, NULL, &follower->ref))
+    if (http_request_park(request, deadline_ns, http_send_late, &late, &follower->ref))
         loop_post(kernel_store(chat->kernel)->home, &follower->message);
     else
         follower_destroy(follower);

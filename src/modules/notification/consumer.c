@@ -84,18 +84,6 @@ void notification_titles_init(struct notification *notification)
         kernel_hydration_consumes(notification->kernel, "item");
 }
 
-/* Sets the title of an event. Another module's text: one that a notification cannot hold is ignored. True: the owner answered. */
-static bool set_title(struct notification_event *event, const struct hydration_outcome *outcome,
-                      struct arena *arena)
-{
-    struct json_value title;
-    if (outcome->result == HYDRATION_UPDATED &&
-        json_get_string(&(struct json_value){JSON_OBJECT, outcome->data}, STR("title"), &title) &&
-        !json_has_nul_escape(title.raw))
-        event->item_title = str_utf8_cut(json_str_decode(title.raw, arena), NOTIFICATION_TEXT_BYTES_MAX);
-    return outcome->result == HYDRATION_UPDATED || outcome->result == HYDRATION_NOT_FOUND;
-}
-
 static void take_titles(struct notification *notification, struct notification_event *events, size_t count,
                         struct arena *arena)
 {
@@ -130,8 +118,17 @@ static void take_titles(struct notification *notification, struct notification_e
     atomic_store(&notification->no_wait_next_ns, now_ns + NO_WAIT_PAUSE_MS * CLOCK_NS_PER_MS);
     const struct hydration_policy *policy = waits ? &notification->titles : &notification->titles_no_wait;
     hydration_ask_and_wait(hydration, policy, needs, asked, arena, outcomes);
-    for (size_t i = 0; i < asked; i++)
-        answered += set_title(titled[i], &outcomes[i], arena);
+    for (size_t i = 0; i < asked; i++) {
+        bool is_known = outcomes[i].result == HYDRATION_UPDATED;
+        struct json_value title;
+        /* Another module's text: one that a notification cannot hold is ignored. */
+        if (is_known &&
+            json_get_string(&(struct json_value){JSON_OBJECT, outcomes[i].data}, STR("title"), &title) &&
+            !json_has_nul_escape(title.raw))
+            titled[i]->item_title =
+                str_utf8_cut(json_str_decode(title.raw, arena), NOTIFICATION_TEXT_BYTES_MAX);
+        answered += is_known || outcomes[i].result == HYDRATION_NOT_FOUND;
+    }
     if (answered)
         atomic_store(&notification->titles_silent, 0);
     if (answered == asked || !waits)

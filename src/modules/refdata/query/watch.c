@@ -159,11 +159,6 @@ static void change_written(struct refdata_watch *watch, struct refdata_watch_cha
     refdata_watch_change_destroy(change);
 }
 
-static void run_write(struct worker_job *job)
-{
-    refdata_watch_change_write(CONTAINER_OF(job, struct refdata_watch_change, job));
-}
-
 static void write_done(struct worker_job *job)
 {
     struct refdata_watch_change *change = CONTAINER_OF(job, struct refdata_watch_change, job);
@@ -186,11 +181,12 @@ static void feed(struct refdata_watch *watch)
     while (watch->holding && !watch->is_writing && (change = STAILQ_FIRST(&watch->changes)) != NULL) {
         STAILQ_REMOVE_HEAD(&watch->changes, next);
         if (refdata_watch_change_is_small(change)) {
-            refdata_watch_change_write(change);
+            refdata_watch_change_write(&change->job);
             change_written(watch, change);
             continue;
         }
-        change->job = (struct worker_job){.loop = watch->refdata->home, .run = run_write, .done = write_done};
+        change->job = (struct worker_job){
+            .loop = watch->refdata->home, .run = refdata_watch_change_write, .done = write_done};
         change->watch = watch;
         watch->is_writing = worker_pool_submit(watch->refdata->loaders, &change->job);
         if (watch->is_writing) {

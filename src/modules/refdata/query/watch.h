@@ -76,7 +76,7 @@ struct refdata_watch_change *refdata_watch_change_create(const struct cache_snap
                                                          size_t bytes_max);
 void refdata_watch_change_destroy(struct refdata_watch_change *change);
 bool refdata_watch_change_is_small(const struct refdata_watch_change *change);
-void refdata_watch_change_write(struct refdata_watch_change *change); /* any thread */
+void refdata_watch_change_write(struct worker_job *job); /* the change's; any thread */
 void refdata_watch_put_line(struct buf *out, int64_t version, struct str key,
                             const struct cache_record *record);
 #define REFDATA_WATCH_UP_TO_DATE "{\"upToDate\":%lld}\n"

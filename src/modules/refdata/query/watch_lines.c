@@ -86,8 +86,9 @@ static bool put_line(struct refdata_watch_change *change, struct buf *out, struc
     return buf_len(out) <= change->bytes_max;
 }
 
-void refdata_watch_change_write(struct refdata_watch_change *change)
+void refdata_watch_change_write(struct worker_job *job)
 {
+    struct refdata_watch_change *change = CONTAINER_OF(job, struct refdata_watch_change, job);
     int64_t before = version_of(change->before), after = version_of(change->after);
     struct buf out = {0};
     bool fits = true;

@@ -89,7 +89,7 @@ static struct refdata_watch_change *written(struct cache_snapshot *before, struc
                                             const struct refdata_change *change, size_t bytes_max)
 {
     struct refdata_watch_change *made = refdata_watch_change_create(before, after, change, bytes_max);
-    refdata_watch_change_write(made);
+    refdata_watch_change_write(&made->job);
     return made;
 }
 
