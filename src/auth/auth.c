@@ -156,7 +156,7 @@ enum status auth_reload(struct auth *auth, const struct auth_settings *settings,
     if (status != STATUS_OK)
         return status;
     if (auth_rules_let_in(auth->rules) && !auth_rules_let_in(rules))
-        status = error_set_field(error, STATUS_CONFIG, "auth", "nobody could be let in any more");
+        status = error_set_field(error, STATUS_CONFIG, "auth", "no client could be authenticated any more");
     else
         status = auth_keysource_create(auth, rules, auth->source, &source, error);
     if (status != STATUS_OK) {

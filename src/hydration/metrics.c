@@ -18,7 +18,7 @@ FAMILY(collapsed, METRIC_COUNTER, "freshet_hydration_collapsed_total",
 FAMILY(timeouts, METRIC_COUNTER, "freshet_hydration_timeouts_total",
        "Lookups that ended without an answer in time.", "consumer");
 FAMILY(unknowns, METRIC_COUNTER, "freshet_hydration_unknowns_total",
-       "Questions to owners (entity/unknown), direct or over the bus: first ones and retries.", "consumer",
+       "Questions to owners (entity.unknown), direct or over the bus: first ones and retries.", "consumer",
        "try");
 FAMILY(ignored, METRIC_COUNTER, "freshet_hydration_ignored_total", "Events without effect, by reason.",
        "reason");

@@ -64,7 +64,7 @@ def test_a_payload_that_is_no_event_fails_at_once_and_alerts(server, module_data
                               " values (gen_random_uuid(), 'demo', %s, 'item_created', %s, now())", (sku, payload))
     eventually(lambda: states(module_database, sku) == ["FAILED"] * 3)
     assert module_database.query("select distinct attempt_count, last_error from intake.event_outbox where sku = %s", (sku,)) == [
-        (1, "the payload is no event")]
+        (1, "the payload is not an event")]
     eventually(lambda: len(server.logs(event="outbox_event_dead_lettered", module="intake", tenantId="demo")) == 3)
     assert server.metrics()["outbox_dead_lettered_total" + LABELS] == 3
 

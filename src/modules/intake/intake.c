@@ -93,7 +93,7 @@ static bool write_event(void *context, const struct outbox_event *event, struct 
 {
     struct json_value body, member;
     (void)context;
-    *reason = "the payload is no event";
+    *reason = "the payload is not an event";
     if (json_parse_stored(event->payload, JSON_DEPTH_LIMIT, &body, NULL) != STATUS_OK ||
         body.type != JSON_OBJECT || !json_get(&body, STR("event_id"), &member) ||
         member.type != JSON_STRING || !json_get(&body, STR("item"), &member) || member.type != JSON_OBJECT)

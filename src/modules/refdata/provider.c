@@ -66,7 +66,7 @@ enum status refdata_provider_check(struct refdata_dictionary *dictionary, struct
             status = refdata_provider_check_field(dictionary, field, conn, deadline_ns, error);
     if (status != STATUS_OK || dictionary->is_builtin)
         return status;
-    /* A loadSql that cannot stand inside another statement is no mistake: everything is loaded where some would do. */
+    /* A loadSql that cannot stand inside another statement is not a mistake: everything is loaded where some would do. */
     status = db_describe(conn, &dictionary->lookup, columns, &count, deadline_ns, &position, error);
     dictionary->can_lookup = status == STATUS_OK;
     return status == STATUS_DB_ERROR ? STATUS_OK : status;
