@@ -35,7 +35,7 @@ void hydration_memory_init(struct hydration_memory *memory, size_t entries_max, 
     map_reserve(&memory->entries, entries_max);
 }
 
-static void forget(struct hydration_memory *memory, struct hydration_memory_entry *entry)
+static void forget_entry(struct hydration_memory *memory, struct hydration_memory_entry *entry)
 {
     map_remove(&memory->entries, &entry->node);
     TAILQ_REMOVE(&memory->by_age, entry, by_age);
@@ -46,7 +46,7 @@ static void forget(struct hydration_memory *memory, struct hydration_memory_entr
 void hydration_memory_deinit(struct hydration_memory *memory)
 {
     while (!TAILQ_EMPTY(&memory->by_age))
-        forget(memory, TAILQ_FIRST(&memory->by_age));
+        forget_entry(memory, TAILQ_FIRST(&memory->by_age));
     map_deinit(&memory->entries);
 }
 
@@ -147,7 +147,7 @@ static void make_room(struct hydration_memory *memory, int64_t now_ns)
     while ((oldest = TAILQ_FIRST(&memory->by_age)) != NULL &&
            (memory->entries.count > memory->entries_max || memory->bytes > memory->bytes_max ||
             oldest->received_ns + VERSION_MS * CLOCK_NS_PER_MS <= now_ns))
-        forget(memory, oldest);
+        forget_entry(memory, oldest);
 }
 
 static void add_entry(struct hydration_memory *memory, uint64_t hash, struct hydration_event event,
@@ -205,7 +205,7 @@ bool hydration_memory_store(struct hydration_memory *memory, const struct hydrat
                             !str_eq(at->event.subject, event->subject) &&
                             (at->event.is_private || event->kind == HYDRATION_EVENT_NOT_FOUND);
         if (!is_of_others)
-            forget(memory, at);
+            forget_entry(memory, at);
     }
     bool is_updated = event->kind == HYDRATION_EVENT_UPDATED;
     bool is_kept = (is_wanted || (is_held && is_updated)) &&
