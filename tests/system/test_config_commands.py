@@ -24,6 +24,7 @@ def test_help_lists_every_command():
 def test_every_command_has_help_and_refuses_what_it_does_not_know(command):
     done = run(command, "--help")
     assert done.returncode == 0 and done.stdout.startswith(f"usage: freshet {command}")
+    assert run("help", command).stdout == done.stdout
     for wrong in [["--nonsense"], ["--nonsense=1"], ["stray"], ["-x"], ["--help=1"]]:
         done = run(command, *wrong)
         assert done.returncode == 2, wrong
