@@ -138,9 +138,9 @@ int main(int argc, char **argv)
         print_help(stderr);
         return 2;
     }
-    static char help_option[] = "--help";
+    char help_option[] = "--help", *help_of[] = {argv[0], argc == 3 ? argv[2] : NULL, help_option, NULL};
     if (argc == 3 && strcmp(argv[1], "help") == 0) /* help COMMAND is COMMAND --help */
-        argv = (char *[]){argv[0], argv[2], help_option, NULL};
+        argv = help_of;
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
         print_help(stdout);
         return 0;
