@@ -326,6 +326,7 @@ int kernel_serve(const struct kernel_options *options)
     log_info("serving", LOG_CSTR("program", FRESHET_VERSION),
              LOG_INT("port", http_server_port(kernel.server)),
              LOG_INT("loops", loop_group_count(kernel.loops)), LOG_CSTR("config", options->config_path));
+    kernel.stop_deadline_ns = CLOCK_NEVER;
     watch(&kernel);
     log_info("stopping");
     atomic_store(&kernel.stopping, true);

@@ -74,7 +74,7 @@ struct kernel {
     struct http_router *router;
     struct http_server *server;
     struct idempotency *idempotency;
-    int64_t stop_deadline_ns; /* stopTimeout after the signal; 0 = a start that failed */
+    int64_t stop_deadline_ns; /* stopTimeout after the signal; CLOCK_NEVER while it serves, 0 until then */
     atomic_bool stopping;     /* readiness is DOWN while requests in flight are finished */
     atomic_bool had_keys;     /* until the configured keys are read once, readiness is DOWN */
 };

@@ -207,7 +207,10 @@ static void stop_tasks(struct kernel_site *site, int64_t grace_ns)
 
 void kernel_site_stop_begin(struct kernel_site *site, int64_t grace_ms)
 {
-    site->stop_deadline_ns = clock_deadline_ms(grace_ms > GRACE_MIN_MS ? grace_ms : GRACE_MIN_MS);
+    int64_t deadline_ns = clock_deadline_ms(grace_ms), least_ns = clock_deadline_ms(GRACE_MIN_MS);
+    if (deadline_ns > site->kernel->stop_deadline_ns)
+        deadline_ns = site->kernel->stop_deadline_ns;
+    site->stop_deadline_ns = deadline_ns > least_ns ? deadline_ns : least_ns;
     stop_tasks(site, TASK_NOW);
     loop_group_call(site->kernel->loops, start_grace, site);
 }

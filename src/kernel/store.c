@@ -328,11 +328,10 @@ void kernel_store_begin_stop(struct kernel *kernel)
     struct kernel_store *store = kernel->store;
     if (!store)
         return;
-    int64_t left_ms = (kernel->stop_deadline_ns - clock_mono_ns()) / CLOCK_NS_PER_MS;
     if (store->probe_pool)
         db_pool_interrupt(store->probe_pool);
     (void)!task_stop(store->probe, TASK_FOREVER); /* the site does not begin to run any more */
-    kernel_site_stop_begin(&store->site, left_ms < GRACE_MS ? left_ms : GRACE_MS);
+    kernel_site_stop_begin(&store->site, GRACE_MS);
     if (store->hydration)
         hydration_stop(store->hydration);
     kernel_site_stop_senders(&store->site);
