@@ -65,15 +65,17 @@ static void on_disconnected(natsConnection *connection, void *closure)
     set_up(closure, false);
 }
 
+/* bus_nats_disconnect() waits for is_closed: afterwards the bus may not exist any more. */
 static void on_closed(natsConnection *connection, void *closure)
 {
     struct nats *nats = closure;
 
     (void)connection;
+    set_up(nats, false);
     pthread_mutex_lock(&nats->lock);
     nats->is_closed = true;
+    bus_nats_wake(nats);
     pthread_mutex_unlock(&nats->lock);
-    set_up(nats, false);
 }
 
 /* Without it the library prints to standard error. */

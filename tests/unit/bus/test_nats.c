@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/metrics.h"
 #include "nats_fixture.h"
@@ -448,6 +449,43 @@ static void test_a_server_that_is_not_there_yet_is_waited_for(void **state)
     recorder_deinit(&recorder);
 }
 
+/* After so many unlocks threads other than the test's pause for a moment; see tests/unit/bus/meson.build. */
+static atomic_int slow_unlocks;
+static pthread_t test_thread;
+int __real_pthread_mutex_unlock(pthread_mutex_t *mutex);
+int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex);
+int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex)
+{
+    int result = __real_pthread_mutex_unlock(mutex);
+
+    if (atomic_load(&slow_unlocks) > 0 && !pthread_equal(pthread_self(), test_thread) &&
+        atomic_fetch_sub(&slow_unlocks, 1) > 0)
+        pause_ms((int)(random_u64() % 40));
+    return result;
+}
+
+/* A sanitizer finds what a thread of the client still touches. */
+static void test_a_bus_is_gone_before_the_last_callback_returns(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "gone", .partitions = 2};
+    struct process process;
+    struct recorder every;
+    recorder_init(&every);
+    test_thread = pthread_self();
+    for (int i = 0; i < 10; i++) {
+        every.ready = false;
+        nats_open_with(&process, &topic, 1);
+        subscribe(&process, &every, (struct bus_subscription){.topic = "gone", .mode = BUS_EVERY});
+        process_start(&process);
+        await_ready(&every);
+        atomic_store(&slow_unlocks, 20);
+        process_close(&process);
+        atomic_store(&slow_unlocks, 0);
+    }
+    recorder_deinit(&every);
+}
+
 static int run_own(void)
 {
     const struct CMUnitTest tests[] = {
@@ -461,6 +499,7 @@ static int run_own(void)
         cmocka_unit_test(test_a_server_that_lost_everything_is_set_up_again),
         cmocka_unit_test(test_a_handler_outlives_what_the_server_had),
         cmocka_unit_test(test_a_server_that_is_not_there_yet_is_waited_for),
+        cmocka_unit_test(test_a_bus_is_gone_before_the_last_callback_returns),
     };
     open_other();
     int failed = cmocka_run_group_tests_name("nats", tests, NULL, NULL);
