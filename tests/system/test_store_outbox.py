@@ -78,7 +78,7 @@ def test_ids_have_the_form_their_table_gives_them(outbox, granted):
 def test_what_was_given_up_is_not_published_with_what_was_lost(outbox, granted):
     """O4: discarded is discarded, unless it is named."""
     granted.query(f"update {TABLE} set status = 'FAILED', last_error = 'no event' where aggregate_key like '%/b'")
-    assert "1 given up" in outbox("discard", "--all", "--table", TABLE).stdout
+    assert "1 discarded" in outbox("discard", "--all", "--table", TABLE).stdout
     assert "1 will be published again" in outbox("republish", "--table", TABLE, "--since", "30m").stdout
     assert pending(granted) == ["c"]
 
