@@ -249,6 +249,7 @@ test_folder() {
     chmod 1777 "$TMPDIR"
     export TMPDIR PYTEST_DEBUG_TEMPROOT=/tmp
     TEST_FOLDER=$TMPDIR
+    TEST_FOLDER_SHELL=$BASHPID
 }
 
 # Ends what runs; the folder goes with the shell that made it.
@@ -256,7 +257,7 @@ test_end() {
     # shellcheck disable=SC2046 # several
     kill $(jobs -p) 2>/dev/null || true
     wait
-    if [ -n "${TEST_FOLDER:-}" ] && [ "$BASHPID" = "$$" ]; then
+    if [ -n "${TEST_FOLDER:-}" ] && [ "$BASHPID" = "$TEST_FOLDER_SHELL" ]; then
         rm -rf "$TEST_FOLDER"
     fi
 }
