@@ -178,3 +178,13 @@ void forge_honest(const struct forge_key *key, int64_t exp_s, struct buf *out)
              (long long)exp_s);
     forge_token(key, header, claims, out);
 }
+
+struct auth_keyset *forge_all_keys(struct forge_key keys[AUTH_ALGORITHMS])
+{
+    const struct forge_key *all[AUTH_ALGORITHMS];
+    for (int i = 0; i < AUTH_ALGORITHMS; i++) {
+        keys[i] = forge_key_create((enum auth_algorithm)i, auth_algorithm_name((enum auth_algorithm)i));
+        all[i] = &keys[i];
+    }
+    return forge_keyset(all, AUTH_ALGORITHMS);
+}

@@ -20,6 +20,8 @@ void forge_key_destroy(struct forge_key *key);
 void forge_jwk(const struct forge_key *key, struct buf *out);                        /* its public JWK */
 void forge_jwks(const struct forge_key *const *keys, size_t count, struct buf *out); /* {"keys":[…]} */
 struct auth_keyset *forge_keyset(const struct forge_key *const *keys, size_t count);
+/* One key of each algorithm, kid = the algorithm's name, and the set of them all. */
+struct auth_keyset *forge_all_keys(struct forge_key keys[AUTH_ALGORITHMS]);
 
 /* base64url(header).base64url(claims).base64url(signature by `key`), whatever the header says. */
 void forge_token(const struct forge_key *key, const char *header, const char *claims, struct buf *out);

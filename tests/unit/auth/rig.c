@@ -134,3 +134,39 @@ bool rig_comes_to(struct rig *rig, struct str token, enum auth_answer answer)
     }
     return true;
 }
+
+/* ---- with one key ---- */
+
+struct rig rig_keyed;
+struct forge_key rig_key;
+
+int rig_keyed_start(void **state)
+{
+    (void)state;
+    const struct forge_key *keys[] = {&rig_key};
+    rig_init(&rig_keyed);
+    rig_key = forge_key_create(AUTH_EDDSA, "k1");
+    rig_write_jwks(&rig_keyed, keys, 1);
+    return 0;
+}
+
+int rig_keyed_stop(void **state)
+{
+    (void)state;
+    rig_deinit(&rig_keyed);
+    forge_key_destroy(&rig_key);
+    return 0;
+}
+
+void rig_honest(struct buf *token, int64_t seconds)
+{
+    *token = (struct buf){0};
+    forge_honest(&rig_key, RIG_NOW_S + seconds, token);
+}
+
+void rig_expect(enum auth_answer answer, enum status status, enum auth_answer got)
+{
+    assert_int_equal(got, answer);
+    if (answer == AUTH_DENIED)
+        assert_int_equal(rig_keyed.error.status, status);
+}

@@ -26,6 +26,14 @@ void rig_write_text(struct rig *rig, struct str text);
 void rig_start(struct rig *rig); /* auth_create() must succeed */
 void rig_deinit(struct rig *rig);
 
+/* The rig of tests that need one key: rig_key, in the key file. Setup and teardown of cmocka. */
+extern struct rig rig_keyed;
+extern struct forge_key rig_key;
+int rig_keyed_start(void **state);
+int rig_keyed_stop(void **state);
+void rig_honest(struct buf *token, int64_t seconds); /* by rig_key, valid so long */
+void rig_expect(enum auth_answer answer, enum status status, enum auth_answer got); /* `status` of a denial */
+
 /* One tick; waits a little for a message when there is none. */
 void rig_turn(struct rig *rig);
 struct auth_question rig_question(struct str authorization); /* tenant acme in the path, no scope */

@@ -12,40 +12,6 @@
 
 #include "rig.h"
 
-static struct rig rig;
-static struct forge_key key;
-
-static int start(void **state)
-{
-    (void)state;
-    const struct forge_key *keys[] = {&key};
-    rig_init(&rig);
-    key = forge_key_create(AUTH_EDDSA, "k1");
-    rig_write_jwks(&rig, keys, 1);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    rig_deinit(&rig);
-    forge_key_destroy(&key);
-    return 0;
-}
-
-static void honest(struct buf *token, int64_t seconds)
-{
-    *token = (struct buf){0};
-    forge_honest(&key, RIG_NOW_S + seconds, token);
-}
-
-static void expect(enum auth_answer answer, enum status status, enum auth_answer got)
-{
-    assert_int_equal(got, answer);
-    if (answer == AUTH_DENIED)
-        assert_int_equal(rig.error.status, status);
-}
-
 /* ---- tokens ---- */
 
 static void a_good_token_is_verified_once_and_then_known(void **state)
@@ -54,17 +20,18 @@ static void a_good_token_is_verified_once_and_then_known(void **state)
     struct buf token, header = {0};
     struct auth_question question;
 
-    rig_start(&rig);
-    honest(&token, 60);
-    expect(AUTH_ALLOWED, STATUS_OK, rig_ask_token(&rig, buf_str(&token)));
-    assert_true(str_eq(rig.identity->tenant, STR("acme")));
-    assert_true(str_eq(rig.identity->subject, STR("u1")));
-    assert_int_equal(rig.identity->expires_at_s, RIG_NOW_S + 60);
+    rig_start(&rig_keyed);
+    rig_honest(&token, 60);
+    rig_expect(AUTH_ALLOWED, STATUS_OK, rig_ask_token(&rig_keyed, buf_str(&token)));
+    assert_true(str_eq(rig_keyed.identity->tenant, STR("acme")));
+    assert_true(str_eq(rig_keyed.identity->subject, STR("u1")));
+    assert_int_equal(rig_keyed.identity->expires_at_s, RIG_NOW_S + 60);
 
     buf_printf(&header, "Bearer %.*s", STR_ARG(buf_str(&token)));
     question = rig_question(buf_str(&header));
     const struct auth_identity *identity;
-    assert_int_equal(auth_check(rig.auth, rig.loop, &question, &identity, &rig.error), AUTH_ALLOWED);
+    assert_int_equal(auth_check(rig_keyed.auth, rig_keyed.loop, &question, &identity, &rig_keyed.error),
+                     AUTH_ALLOWED);
     buf_deinit(&header);
     buf_deinit(&token);
 }
@@ -88,12 +55,13 @@ static void what_is_no_bearer_token_is_401_without_a_worker(void **state)
         {"Bearer a.b.c,a.b.c", 1},
         {"Bearer a.b.c", 2},
     };
-    rig_start(&rig);
+    rig_start(&rig_keyed);
     for (size_t i = 0; i < sizeof(ROWS) / sizeof(ROWS[0]); i++) {
         struct auth_question question = rig_question(str_from(ROWS[i].authorization));
         question.authorization_count = ROWS[i].count;
-        expect(AUTH_DENIED, STATUS_UNAUTHENTICATED,
-               auth_check(rig.auth, rig.loop, &question, &rig.identity, &rig.error));
+        rig_expect(
+            AUTH_DENIED, STATUS_UNAUTHENTICATED,
+            auth_check(rig_keyed.auth, rig_keyed.loop, &question, &rig_keyed.identity, &rig_keyed.error));
     }
 }
 
@@ -103,13 +71,15 @@ static void a_bad_token_is_remembered_for_a_while(void **state)
     struct forge_key stranger = forge_key_create(AUTH_EDDSA, "k1");
     struct buf token = {0}, header = {0};
 
-    rig_start(&rig);
+    rig_start(&rig_keyed);
     forge_honest(&stranger, RIG_NOW_S + 60, &token);
-    expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask_token(&rig, buf_str(&token)));
+    rig_expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask_token(&rig_keyed, buf_str(&token)));
     buf_printf(&header, "Bearer %.*s", STR_ARG(buf_str(&token)));
     struct auth_question question = rig_question(buf_str(&header));
     for (int i = 0; i < 100; i++)
-        assert_int_equal(auth_check(rig.auth, rig.loop, &question, &rig.identity, &rig.error), AUTH_DENIED);
+        assert_int_equal(
+            auth_check(rig_keyed.auth, rig_keyed.loop, &question, &rig_keyed.identity, &rig_keyed.error),
+            AUTH_DENIED);
     forge_key_destroy(&stranger);
     buf_deinit(&header);
     buf_deinit(&token);
@@ -120,16 +90,16 @@ static void a_known_token_ends_with_its_exp(void **state)
     (void)state;
     struct buf token;
 
-    rig_start(&rig);
-    honest(&token, 60);
-    expect(AUTH_ALLOWED, STATUS_OK, rig_ask_token(&rig, buf_str(&token)));
+    rig_start(&rig_keyed);
+    rig_honest(&token, 60);
+    rig_expect(AUTH_ALLOWED, STATUS_OK, rig_ask_token(&rig_keyed, buf_str(&token)));
     rig_now_us = (RIG_NOW_S + 60) * 1000000 - 1;
-    rig_turn(&rig);
-    expect(AUTH_ALLOWED, STATUS_OK, rig_ask_token(&rig, buf_str(&token)));
+    rig_turn(&rig_keyed);
+    rig_expect(AUTH_ALLOWED, STATUS_OK, rig_ask_token(&rig_keyed, buf_str(&token)));
     rig_now_us++;
-    rig_turn(&rig);
-    expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask_token(&rig, buf_str(&token)));
-    assert_string_equal(rig.error.message, auth_reason_sentence(AUTH_REASON_EXPIRED));
+    rig_turn(&rig_keyed);
+    rig_expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask_token(&rig_keyed, buf_str(&token)));
+    assert_string_equal(rig_keyed.error.message, auth_reason_sentence(AUTH_REASON_EXPIRED));
     buf_deinit(&token);
 }
 
@@ -138,14 +108,15 @@ static void a_token_that_is_early_is_taken_when_its_time_has_come(void **state)
     (void)state;
     struct buf token = {0};
 
-    rig_start(&rig);
-    forge_token(&key, "{\"alg\":\"EdDSA\"}", "{\"tenant_id\":\"acme\",\"exp\":1700000900,\"nbf\":1700000006}",
-                &token);
+    rig_start(&rig_keyed);
+    forge_token(&rig_key, "{\"alg\":\"EdDSA\"}",
+                "{\"tenant_id\":\"acme\",\"exp\":1700000900,\"nbf\":1700000006}", &token);
     rig_now_us = RIG_NOW_S * 1000000 + 995000; /* 5 ms before nbf less the leeway */
-    expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask_token(&rig, buf_str(&token)));
-    assert_string_equal(rig.error.message, auth_reason_sentence(AUTH_REASON_NOT_YET));
+    rig_expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask_token(&rig_keyed, buf_str(&token)));
+    assert_string_equal(rig_keyed.error.message, auth_reason_sentence(AUTH_REASON_NOT_YET));
     rig_now_us += 5000;
-    assert_true(rig_comes_to(&rig, buf_str(&token), AUTH_ALLOWED)); /* the denial lasted 5 ms, not seconds */
+    assert_true(
+        rig_comes_to(&rig_keyed, buf_str(&token), AUTH_ALLOWED)); /* the denial lasted 5 ms, not seconds */
     buf_deinit(&token);
 }
 
@@ -160,16 +131,16 @@ static void many_askers_share_one_verification(void **state)
     struct buf token, header = {0};
     unsigned calls = 0;
 
-    rig_start(&rig);
-    honest(&token, 60);
+    rig_start(&rig_keyed);
+    rig_honest(&token, 60);
     buf_printf(&header, "Bearer %.*s", STR_ARG(buf_str(&token)));
     for (int i = 0; i < 50; i++)
-        assert_true(auth_verify(rig.auth, rig.loop, buf_str(&header), count_calls, &calls));
-    assert_int_equal(rig.auth->loops[0].pending.count, 1);
+        assert_true(auth_verify(rig_keyed.auth, rig_keyed.loop, buf_str(&header), count_calls, &calls));
+    assert_int_equal(rig_keyed.auth->loops[0].pending.count, 1);
     for (int i = 0; i < 1000 && calls == 0; i++)
-        rig_turn(&rig);
+        rig_turn(&rig_keyed);
     assert_int_equal(calls, 50);
-    assert_int_equal(rig.auth->loops[0].pending.count, 0);
+    assert_int_equal(rig_keyed.auth->loops[0].pending.count, 0);
     buf_deinit(&header);
     buf_deinit(&token);
 }
@@ -180,15 +151,15 @@ static void a_stopped_pool_says_so_and_forgets_nobody(void **state)
     struct buf token, header = {0};
     unsigned calls = 0;
 
-    rig_start(&rig);
-    honest(&token, 60);
+    rig_start(&rig_keyed);
+    rig_honest(&token, 60);
     buf_printf(&header, "Bearer %.*s", STR_ARG(buf_str(&token)));
-    assert_true(auth_verify(rig.auth, rig.loop, buf_str(&header), count_calls, &calls));
-    worker_pool_stop(rig.workers); /* runs it or cancels it: either way the asker is told */
-    rig_turn(&rig);
+    assert_true(auth_verify(rig_keyed.auth, rig_keyed.loop, buf_str(&header), count_calls, &calls));
+    worker_pool_stop(rig_keyed.workers); /* runs it or cancels it: either way the asker is told */
+    rig_turn(&rig_keyed);
     assert_int_equal(calls, 1);
-    assert_false(auth_verify(rig.auth, rig.loop, STR("Bearer a.b.c"), count_calls, &calls));
-    rig_turn(&rig);
+    assert_false(auth_verify(rig_keyed.auth, rig_keyed.loop, STR("Bearer a.b.c"), count_calls, &calls));
+    rig_turn(&rig_keyed);
     assert_int_equal(calls, 1);
     buf_deinit(&header);
     buf_deinit(&token);
@@ -218,20 +189,20 @@ static void tenant_and_scope_decide(void **state)
         {"\"tenant_id\":\"acme\",\"scp\":[\"w:rite\"]", "acme", "w:rite", STATUS_OK},
         {"\"tenant_id\":\"other\",\"scope\":\"w:rite\"", "acme", "w:rite", STATUS_TENANT_MISMATCH},
     };
-    rig_start(&rig);
+    rig_start(&rig_keyed);
     for (size_t i = 0; i < sizeof(ROWS) / sizeof(ROWS[0]); i++) {
         struct buf token = {0}, header = {0}, claims = {0};
         buf_printf(&claims, "{%s,\"exp\":1700000060}%c", ROWS[i].claims, '\0');
-        forge_token(&key, "{\"alg\":\"EdDSA\"}", claims.data, &token);
+        forge_token(&rig_key, "{\"alg\":\"EdDSA\"}", claims.data, &token);
         buf_printf(&header, "Bearer %.*s", STR_ARG(buf_str(&token)));
         struct auth_question question = rig_question(buf_str(&header));
         question.path_tenant = str_from(ROWS[i].path_tenant);
         question.scope = ROWS[i].scope;
-        rig.error = (struct error){0};
-        enum auth_answer answer = rig_ask(&rig, &question);
+        rig_keyed.error = (struct error){0};
+        enum auth_answer answer = rig_ask(&rig_keyed, &question);
         if (answer != (ROWS[i].status == STATUS_OK ? AUTH_ALLOWED : AUTH_DENIED) ||
-            rig.error.status != ROWS[i].status)
-            fail_msg("row %zu: %s", i, status_name(rig.error.status));
+            rig_keyed.error.status != ROWS[i].status)
+            fail_msg("row %zu: %s", i, status_name(rig_keyed.error.status));
         buf_deinit(&claims);
         buf_deinit(&header);
         buf_deinit(&token);
@@ -243,20 +214,20 @@ static void switched_off_everyone_is_anonymous_in_the_tenant_they_name(void **st
     (void)state;
     struct auth_question question = rig_question(STR_NONE);
 
-    rig.settings.enabled = false;
-    rig.settings.jwks_file = STR("/nonexistent"); /* not read */
-    rig_start(&rig);
-    assert_true(auth_is_ready(rig.auth));
+    rig_keyed.settings.enabled = false;
+    rig_keyed.settings.jwks_file = STR("/nonexistent"); /* not read */
+    rig_start(&rig_keyed);
+    assert_true(auth_is_ready(rig_keyed.auth));
     question.scope = "any";
-    expect(AUTH_ALLOWED, STATUS_OK, rig_ask(&rig, &question));
-    assert_true(str_eq(rig.identity->tenant, STR("acme")));
-    assert_true(str_eq(rig.identity->subject, STR("anonymous")));
-    assert_true(auth_has_scope(rig.identity, STR("entitlement:read")));
+    rig_expect(AUTH_ALLOWED, STATUS_OK, rig_ask(&rig_keyed, &question));
+    assert_true(str_eq(rig_keyed.identity->tenant, STR("acme")));
+    assert_true(str_eq(rig_keyed.identity->subject, STR("anonymous")));
+    assert_true(auth_has_scope(rig_keyed.identity, STR("entitlement:read")));
     question.path_tenant = STR_NONE;
     question.authorization = STR("Bearer nonsense");
-    expect(AUTH_ALLOWED, STATUS_OK, rig_ask(&rig, &question));
-    assert_true(str_is_name(rig.identity->tenant));
-    rig.settings.jwks_file = str_from(rig.jwks_path);
+    rig_expect(AUTH_ALLOWED, STATUS_OK, rig_ask(&rig_keyed, &question));
+    assert_true(str_is_name(rig_keyed.identity->tenant));
+    rig_keyed.settings.jwks_file = str_from(rig_keyed.jwks_path);
 }
 
 /* ---- mTLS ---- */
@@ -277,10 +248,10 @@ static void with_mtls(bool allow_tenant_header)
         {.identity = {"spiffe://m/trusted", 18}, .scopes = {"w:rite", 6}, .trusted = true},
         {.identity = {"spiffe://m/plain", 16}, .tenant = {"acme", 4}, .trusted = false},
     };
-    rig.settings.mtls_peers = (struct setting_strings){peers, 1};
-    rig.settings.mtls_clients = (struct setting_objects){.items = clients, .count = 2};
-    rig.settings.allow_tenant_header = allow_tenant_header;
-    rig_start(&rig);
+    rig_keyed.settings.mtls_peers = (struct setting_strings){peers, 1};
+    rig_keyed.settings.mtls_clients = (struct setting_objects){.items = clients, .count = 2};
+    rig_keyed.settings.allow_tenant_header = allow_tenant_header;
+    rig_start(&rig_keyed);
 }
 
 static void an_mtls_client_is_known_by_its_certificate_from_a_believed_peer(void **state)
@@ -293,23 +264,23 @@ static void an_mtls_client_is_known_by_its_certificate_from_a_believed_peer(void
     with_mtls(true);
     question.forwarded_client_cert = STR("URI=spiffe://m/plain");
     question.peer = &peer;
-    expect(AUTH_ALLOWED, STATUS_OK, rig_ask(&rig, &question));
-    assert_true(str_eq(rig.identity->subject, STR("spiffe://m/plain")));
+    rig_expect(AUTH_ALLOWED, STATUS_OK, rig_ask(&rig_keyed, &question));
+    assert_true(str_eq(rig_keyed.identity->subject, STR("spiffe://m/plain")));
     question.scope = "w:rite";
-    expect(AUTH_DENIED, STATUS_INSUFFICIENT_SCOPE, rig_ask(&rig, &question));
+    rig_expect(AUTH_DENIED, STATUS_INSUFFICIENT_SCOPE, rig_ask(&rig_keyed, &question));
     question.scope = NULL;
     question.tenant_header = STR("beta"); /* not trusted: not looked at */
-    expect(AUTH_ALLOWED, STATUS_OK, rig_ask(&rig, &question));
-    assert_true(str_eq(rig.identity->tenant, STR("acme")));
+    rig_expect(AUTH_ALLOWED, STATUS_OK, rig_ask(&rig_keyed, &question));
+    assert_true(str_eq(rig_keyed.identity->tenant, STR("acme")));
     question.peer = &stranger;
-    expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask(&rig, &question));
+    rig_expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask(&rig_keyed, &question));
     question.peer = &peer;
     question.forwarded_client_cert = STR("URI=spiffe://m/nobody");
-    expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask(&rig, &question));
+    rig_expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask(&rig_keyed, &question));
     question.forwarded_client_cert = STR("URI=spiffe://m/plain");
     question.authorization = STR("Bearer nonsense"); /* a bad token is bad whoever brings it */
     question.authorization_count = 1;
-    expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask(&rig, &question));
+    rig_expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask(&rig_keyed, &question));
 }
 
 static void a_trusted_client_names_the_tenant_where_that_is_allowed(void **state)
@@ -322,27 +293,29 @@ static void a_trusted_client_names_the_tenant_where_that_is_allowed(void **state
     with_mtls(true);
     question.forwarded_client_cert = STR("URI=spiffe://m/trusted");
     question.peer = &peer;
-    expect(AUTH_DENIED, STATUS_TENANT_MISMATCH, rig_ask(&rig, &question)); /* it has no tenant of its own */
+    rig_expect(AUTH_DENIED, STATUS_TENANT_MISMATCH,
+               rig_ask(&rig_keyed, &question)); /* it has no tenant of its own */
     question.tenant_header = STR("acme");
     question.scope = "w:rite";
-    expect(AUTH_ALLOWED, STATUS_OK, rig_ask(&rig, &question));
-    assert_true(str_eq(rig.identity->tenant, STR("acme")) && rig.identity->may_override_tenant);
+    rig_expect(AUTH_ALLOWED, STATUS_OK, rig_ask(&rig_keyed, &question));
+    assert_true(str_eq(rig_keyed.identity->tenant, STR("acme")) && rig_keyed.identity->may_override_tenant);
     question.tenant_header = STR("beta");
-    expect(AUTH_DENIED, STATUS_TENANT_MISMATCH, rig_ask(&rig, &question)); /* still the path's */
+    rig_expect(AUTH_DENIED, STATUS_TENANT_MISMATCH, rig_ask(&rig_keyed, &question)); /* still the path's */
     question.tenant_header = STR("a b");
-    expect(AUTH_DENIED, STATUS_TENANT_MISMATCH, rig_ask(&rig, &question));
+    rig_expect(AUTH_DENIED, STATUS_TENANT_MISMATCH, rig_ask(&rig_keyed, &question));
 
-    honest(&token, 60); /* acme's user, through the trusted client, in beta */
+    rig_honest(&token, 60); /* acme's user, through the trusted client, in beta */
     buf_printf(&header, "Bearer %.*s", STR_ARG(buf_str(&token)));
     question = rig_question(buf_str(&header));
     question.forwarded_client_cert = STR("URI=spiffe://m/trusted");
     question.peer = &peer;
     question.tenant_header = STR("beta");
     question.path_tenant = STR("beta");
-    expect(AUTH_ALLOWED, STATUS_OK, rig_ask(&rig, &question));
-    assert_true(str_eq(rig.identity->subject, STR("u1")) && str_eq(rig.identity->tenant, STR("beta")));
+    rig_expect(AUTH_ALLOWED, STATUS_OK, rig_ask(&rig_keyed, &question));
+    assert_true(str_eq(rig_keyed.identity->subject, STR("u1")) &&
+                str_eq(rig_keyed.identity->tenant, STR("beta")));
     question.forwarded_client_cert = STR_NONE; /* the same header without the client */
-    expect(AUTH_DENIED, STATUS_TENANT_MISMATCH, rig_ask(&rig, &question));
+    rig_expect(AUTH_DENIED, STATUS_TENANT_MISMATCH, rig_ask(&rig_keyed, &question));
     buf_deinit(&header);
     buf_deinit(&token);
 }
@@ -357,7 +330,7 @@ static void without_leave_nobody_names_the_tenant(void **state)
     question.forwarded_client_cert = STR("URI=spiffe://m/trusted");
     question.peer = &peer;
     question.tenant_header = STR("acme");
-    expect(AUTH_DENIED, STATUS_TENANT_MISMATCH, rig_ask(&rig, &question));
+    rig_expect(AUTH_DENIED, STATUS_TENANT_MISMATCH, rig_ask(&rig_keyed, &question));
 }
 
 /* ---- small things ---- */
@@ -368,7 +341,7 @@ static void a_challenge_says_why(void **state)
     char out[AUTH_CHALLENGE_BYTES];
     struct error error;
 
-    rig_start(&rig);
+    rig_start(&rig_keyed);
     auth_refuse(AUTH_REASON_MISSING, &error);
     size_t len = auth_challenge(&error, out);
     assert_int_equal(len, strlen(out));
@@ -392,7 +365,7 @@ static void a_copied_identity_stands_on_its_own(void **state)
     struct auth_identity one = {
         .tenant = str_from(tenant), .subject = STR("u"), .scopes = STR("a b"), .expires_at_s = 9};
 
-    rig_start(&rig);
+    rig_start(&rig_keyed);
     struct auth_identity *copy = auth_identity_copy(&one, &arena);
     memset(tenant, 'x', 4);
     assert_true(str_eq(copy->tenant, STR("acme")) && copy->expires_at_s == 9);
@@ -403,7 +376,7 @@ static void a_copied_identity_stands_on_its_own(void **state)
 
 int main(void)
 {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, start, stop)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, rig_keyed_start, rig_keyed_stop)
     const struct CMUnitTest tests[] = {
         TEST(a_good_token_is_verified_once_and_then_known),
         TEST(what_is_no_bearer_token_is_401_without_a_worker),

@@ -10,75 +10,49 @@
 
 #include "rig.h"
 
-static struct rig rig;
-static struct forge_key key;
-
-static int start(void **state)
-{
-    (void)state;
-    const struct forge_key *keys[] = {&key};
-    rig_init(&rig);
-    key = forge_key_create(AUTH_EDDSA, "k1");
-    rig_write_jwks(&rig, keys, 1);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    rig_deinit(&rig);
-    forge_key_destroy(&key);
-    return 0;
-}
-
-static void honest(struct buf *token, int64_t seconds)
-{
-    *token = (struct buf){0};
-    forge_honest(&key, RIG_NOW_S + seconds, token);
-}
-
-static void expect(enum auth_answer answer, enum status status, enum auth_answer got)
-{
-    assert_int_equal(got, answer);
-    if (answer == AUTH_DENIED)
-        assert_int_equal(rig.error.status, status);
-}
-
 static void settings_that_cannot_work_are_refused(void **state)
 {
     (void)state;
     static struct str bad_algorithm[] = {{"none", 4}}, bad_peer[] = {{"10.0.0.0/99", 11}};
     static struct auth_client bad_client[] = {{.identity = {"x", 1}, .tenant = {"a/b", 3}}};
     struct auth *auth;
-    struct auth_settings settings = rig.settings;
+    struct auth_settings settings = rig_keyed.settings;
     struct error error;
 
-    rig_start(&rig); /* so that stop() has something to end */
+    rig_start(&rig_keyed); /* so that stop() has something to end */
     settings.algorithms = (struct setting_strings){bad_algorithm, 1};
-    assert_int_equal(auth_create(&settings, rig.group, rig.workers, &auth, &error), STATUS_CONFIG);
+    assert_int_equal(auth_create(&settings, rig_keyed.group, rig_keyed.workers, &auth, &error),
+                     STATUS_CONFIG);
     assert_string_equal(error.field, "auth.algorithms");
-    settings = rig.settings;
+    settings = rig_keyed.settings;
     settings.mtls_peers = (struct setting_strings){bad_peer, 1};
-    assert_int_equal(auth_create(&settings, rig.group, rig.workers, &auth, &error), STATUS_CONFIG);
-    settings = rig.settings;
+    assert_int_equal(auth_create(&settings, rig_keyed.group, rig_keyed.workers, &auth, &error),
+                     STATUS_CONFIG);
+    settings = rig_keyed.settings;
     settings.mtls_clients = (struct setting_objects){.items = bad_client, .count = 1};
-    assert_int_equal(auth_create(&settings, rig.group, rig.workers, &auth, &error), STATUS_CONFIG);
-    settings = rig.settings;
+    assert_int_equal(auth_create(&settings, rig_keyed.group, rig_keyed.workers, &auth, &error),
+                     STATUS_CONFIG);
+    settings = rig_keyed.settings;
     settings.jwks_file = STR("/nonexistent/jwks");
-    assert_int_equal(auth_create(&settings, rig.group, rig.workers, &auth, &error), STATUS_CONFIG);
+    assert_int_equal(auth_create(&settings, rig_keyed.group, rig_keyed.workers, &auth, &error),
+                     STATUS_CONFIG);
     assert_string_equal(error.field, "auth.jwksFile");
     settings.jwks_file = STR_NONE;
     settings.hs256_secret_env = STR("FRESHET_TEST_SECRET");
-    assert_int_equal(auth_create(&settings, rig.group, rig.workers, &auth, &error), STATUS_CONFIG);
+    assert_int_equal(auth_create(&settings, rig_keyed.group, rig_keyed.workers, &auth, &error),
+                     STATUS_CONFIG);
     setenv("FRESHET_TEST_SECRET", "too short", 1);
-    assert_int_equal(auth_create(&settings, rig.group, rig.workers, &auth, &error), STATUS_CONFIG);
+    assert_int_equal(auth_create(&settings, rig_keyed.group, rig_keyed.workers, &auth, &error),
+                     STATUS_CONFIG);
     assert_string_equal(error.field, "auth.hs256SecretFromEnv");
     setenv("FRESHET_TEST_SECRET", "0123456789012345678901234567890", 1); /* one byte less than needed */
-    assert_int_equal(auth_create(&settings, rig.group, rig.workers, &auth, &error), STATUS_CONFIG);
+    assert_int_equal(auth_create(&settings, rig_keyed.group, rig_keyed.workers, &auth, &error),
+                     STATUS_CONFIG);
     char too_long[AUTH_SECRET_BYTES_MAX + 2] = {0};
     memset(too_long, 's', AUTH_SECRET_BYTES_MAX + 1);
     setenv("FRESHET_TEST_SECRET", too_long, 1);
-    assert_int_equal(auth_create(&settings, rig.group, rig.workers, &auth, &error), STATUS_CONFIG);
+    assert_int_equal(auth_create(&settings, rig_keyed.group, rig_keyed.workers, &auth, &error),
+                     STATUS_CONFIG);
     assert_string_equal(error.field, "auth.hs256SecretFromEnv");
     unsetenv("FRESHET_TEST_SECRET");
 }
@@ -94,37 +68,37 @@ static void a_secret_of_the_environment_signs_hs256(void **state)
     char text[sizeof(secret.secret) + 1] = {0};
     memcpy(text, secret.secret, sizeof(secret.secret));
     setenv("FRESHET_TEST_SECRET", text, 1);
-    rig.settings.hs256_secret_env = STR("FRESHET_TEST_SECRET");
-    rig_start(&rig);
+    rig_keyed.settings.hs256_secret_env = STR("FRESHET_TEST_SECRET");
+    rig_start(&rig_keyed);
     unsetenv("FRESHET_TEST_SECRET");
     forge_honest(&secret, RIG_NOW_S + 60, &token);
-    expect(AUTH_ALLOWED, STATUS_OK, rig_ask_token(&rig, buf_str(&token)));
+    rig_expect(AUTH_ALLOWED, STATUS_OK, rig_ask_token(&rig_keyed, buf_str(&token)));
     buf_deinit(&token);
 }
 
 static void a_reload_takes_effect_or_changes_nothing(void **state)
 {
     (void)state;
-    struct auth_settings settings = rig.settings;
+    struct auth_settings settings = rig_keyed.settings;
     struct error error;
     struct buf token;
 
-    rig_start(&rig);
-    honest(&token, 60);
-    expect(AUTH_ALLOWED, STATUS_OK, rig_ask_token(&rig, buf_str(&token)));
+    rig_start(&rig_keyed);
+    rig_honest(&token, 60);
+    rig_expect(AUTH_ALLOWED, STATUS_OK, rig_ask_token(&rig_keyed, buf_str(&token)));
     settings.jwks_file = STR("/nonexistent/jwks");
     settings.issuer = STR("somebody");
-    assert_int_equal(auth_reload(rig.auth, &settings, &error), STATUS_CONFIG);
-    rig_turn(&rig);
-    expect(AUTH_ALLOWED, STATUS_OK, rig_ask_token(&rig, buf_str(&token)));
-    settings.jwks_file = rig.settings.jwks_file;
-    assert_int_equal(auth_reload(rig.auth, &settings, &error), STATUS_OK);
-    rig_turn(&rig);
-    expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask_token(&rig, buf_str(&token)));
-    assert_string_equal(rig.error.message, auth_reason_sentence(AUTH_REASON_ISSUER));
-    assert_int_equal(auth_reload(rig.auth, &rig.settings, &error), STATUS_OK);
-    rig_turn(&rig);
-    expect(AUTH_ALLOWED, STATUS_OK, rig_ask_token(&rig, buf_str(&token)));
+    assert_int_equal(auth_reload(rig_keyed.auth, &settings, &error), STATUS_CONFIG);
+    rig_turn(&rig_keyed);
+    rig_expect(AUTH_ALLOWED, STATUS_OK, rig_ask_token(&rig_keyed, buf_str(&token)));
+    settings.jwks_file = rig_keyed.settings.jwks_file;
+    assert_int_equal(auth_reload(rig_keyed.auth, &settings, &error), STATUS_OK);
+    rig_turn(&rig_keyed);
+    rig_expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask_token(&rig_keyed, buf_str(&token)));
+    assert_string_equal(rig_keyed.error.message, auth_reason_sentence(AUTH_REASON_ISSUER));
+    assert_int_equal(auth_reload(rig_keyed.auth, &rig_keyed.settings, &error), STATUS_OK);
+    rig_turn(&rig_keyed);
+    rig_expect(AUTH_ALLOWED, STATUS_OK, rig_ask_token(&rig_keyed, buf_str(&token)));
     buf_deinit(&token);
 }
 
@@ -134,33 +108,33 @@ static void without_keys_nobody_is_let_in(void **state)
     (void)state;
     struct error error;
 
-    rig.settings.jwks_file = STR("");
-    rig_start(&rig);
-    rig_turn(&rig);
-    assert_false(auth_is_ready(rig.auth));
-    expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask_token(&rig, STR("a.b.c")));
-    assert_int_equal(auth_reload(rig.auth, &rig.settings, &error), STATUS_OK);
+    rig_keyed.settings.jwks_file = STR("");
+    rig_start(&rig_keyed);
+    rig_turn(&rig_keyed);
+    assert_false(auth_is_ready(rig_keyed.auth));
+    rig_expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask_token(&rig_keyed, STR("a.b.c")));
+    assert_int_equal(auth_reload(rig_keyed.auth, &rig_keyed.settings, &error), STATUS_OK);
 }
 
 /* C5: off only together with a loopback-only listener, and listeners do not change while the program runs. */
 static void a_reload_never_switches_auth_off(void **state)
 {
     (void)state;
-    struct auth_settings settings = rig.settings;
+    struct auth_settings settings = rig_keyed.settings;
     struct error error;
 
-    rig_start(&rig);
+    rig_start(&rig_keyed);
     settings.enabled = false;
-    assert_int_equal(auth_reload(rig.auth, &settings, &error), STATUS_OK);
-    rig_turn(&rig);
-    expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask_token(&rig, STR("a.b.c")));
+    assert_int_equal(auth_reload(rig_keyed.auth, &settings, &error), STATUS_OK);
+    rig_turn(&rig_keyed);
+    rig_expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask_token(&rig_keyed, STR("a.b.c")));
     settings.jwks_file = STR("");
-    assert_int_equal(auth_reload(rig.auth, &settings, &error), STATUS_CONFIG);
+    assert_int_equal(auth_reload(rig_keyed.auth, &settings, &error), STATUS_CONFIG);
 }
 
 int main(void)
 {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, start, stop)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, rig_keyed_start, rig_keyed_stop)
     const struct CMUnitTest tests[] = {
         TEST(settings_that_cannot_work_are_refused),    TEST(a_secret_of_the_environment_signs_hs256),
         TEST(a_reload_takes_effect_or_changes_nothing), TEST(without_keys_nobody_is_let_in),

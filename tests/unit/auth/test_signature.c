@@ -111,12 +111,7 @@ static void es256_signatures_with_leading_zeros_verify(void **state)
 static int make_keys(void **state)
 {
     (void)state;
-    const struct forge_key *all[AUTH_ALGORITHMS];
-    for (int i = 0; i < AUTH_ALGORITHMS; i++) {
-        keys[i] = forge_key_create((enum auth_algorithm)i, auth_algorithm_name((enum auth_algorithm)i));
-        all[i] = &keys[i];
-    }
-    set = forge_keyset(all, AUTH_ALGORITHMS);
+    set = forge_all_keys(keys);
     arena = ARENA(65536);
     return 0;
 }

@@ -22,6 +22,7 @@ int run_outage_tests(void);
 
 #define PATIENCE_MS 20000 /* long enough for a loaded machine; nothing waits for it to pass */
 
+int64_t soon(void); /* a deadline, PATIENCE_MS from now */
 struct db_pool *test_pool(unsigned connections_max);
 struct db_conn *test_acquire(struct db_pool *pool);
 /* Runs SQL without parameters; text of the first field ("" when there is none). Fails the test on an

@@ -28,11 +28,6 @@ static int setup(void **state)
     return 0;
 }
 
-static int64_t soon(void)
-{
-    return clock_deadline_ms(PATIENCE_MS);
-}
-
 static void check_sql(struct db_pool *pool, const char *sql, const char *wanted)
 {
     struct db_conn *conn = test_acquire(pool);

@@ -24,11 +24,6 @@ static int teardown(void **state)
     return 0;
 }
 
-static int64_t soon(void)
-{
-    return clock_deadline_ms(PATIENCE_MS);
-}
-
 static void add(const char *sql)
 {
     struct db_statement statement = db_statement_of(str_from(sql));

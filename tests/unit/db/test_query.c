@@ -23,11 +23,6 @@ static int teardown(void **state)
     return 0;
 }
 
-static int64_t soon(void)
-{
-    return clock_deadline_ms(PATIENCE_MS);
-}
-
 static void test_every_type_is_bound(void **state)
 {
     (void)state;

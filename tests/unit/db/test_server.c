@@ -17,6 +17,11 @@ struct db_pool *test_pool(unsigned connections_max)
     return pool;
 }
 
+int64_t soon(void)
+{
+    return clock_deadline_ms(PATIENCE_MS);
+}
+
 struct db_conn *test_acquire(struct db_pool *pool)
 {
     struct db_conn *conn;

@@ -24,11 +24,6 @@ static int teardown(void **state)
     return 0;
 }
 
-static int64_t soon(void)
-{
-    return clock_deadline_ms(PATIENCE_MS);
-}
-
 static void test_a_failed_transaction_never_reports_a_commit(void **state)
 {
     (void)state;

@@ -183,3 +183,23 @@ int ask(struct harness *harness, struct str request, char *body, size_t body_byt
     client_close(&client);
     return answer.status;
 }
+
+void answer_body(struct http_request *request)
+{
+    http_send(request, &(struct http_response){
+                           .status = 200, .content_type = STR("text/plain"), .body = request->body});
+}
+
+void answer_key(struct http_request *request)
+{
+    struct error error;
+    struct str key;
+
+    if (http_request_param(request, "key", &key, &error) != STATUS_OK) {
+        http_send_error(request, &error);
+        return;
+    }
+    const struct str parts[] = {STR("<"), key, STR(">")};
+    http_send_parts(request, &(struct http_response){.status = 200, .headers = STR("X-Extra: 1\r\n")}, parts,
+                    3);
+}

@@ -53,4 +53,8 @@ bool answer_has(const struct answer *answer, const char *line);
 /* Connects, sends, receives and takes one answer; `closed` tells whether the server then closed. */
 int ask(struct harness *harness, struct str request, char *body, size_t body_bytes, bool *closed);
 
+/* Handlers: the body of the request; <key> of the path, with a header of its own. */
+void answer_body(struct http_request *request);
+void answer_key(struct http_request *request);
+
 #endif

@@ -5,26 +5,6 @@
 
 /* ---- routes ---- */
 
-static void echo(struct http_request *request)
-{
-    http_send(request, &(struct http_response){
-                           .status = 200, .content_type = STR("text/plain"), .body = request->body});
-}
-
-static void item(struct http_request *request)
-{
-    struct error error;
-    struct str key;
-
-    if (http_request_param(request, "key", &key, &error) != STATUS_OK) {
-        http_send_error(request, &error);
-        return;
-    }
-    const struct str parts[] = {STR("<"), key, STR(">")};
-    http_send_parts(request, &(struct http_response){.status = 200, .headers = STR("X-Extra: 1\r\n")}, parts,
-                    3);
-}
-
 static void broken(struct http_request *request)
 {
     struct error error;
@@ -39,14 +19,14 @@ static void silent(struct http_request *request)
 }
 
 static const struct http_route routes[] = {
-    {.method = HTTP_GET, .path = "/", .handler = echo},
-    {.method = HTTP_POST, .path = "/echo", .handler = echo, .consumes = HTTP_ANY},
-    {.method = HTTP_POST, .path = "/json", .handler = echo, .body_bytes_max = 100},
-    {.method = HTTP_GET, .path = "/items/{key}", .handler = item},
-    {.method = HTTP_DELETE, .path = "/items/{key}", .handler = item},
+    {.method = HTTP_GET, .path = "/", .handler = answer_body},
+    {.method = HTTP_POST, .path = "/echo", .handler = answer_body, .consumes = HTTP_ANY},
+    {.method = HTTP_POST, .path = "/json", .handler = answer_body, .body_bytes_max = 100},
+    {.method = HTTP_GET, .path = "/items/{key}", .handler = answer_key},
+    {.method = HTTP_DELETE, .path = "/items/{key}", .handler = answer_key},
     {.method = HTTP_GET, .path = "/broken", .handler = broken},
     {.method = HTTP_GET, .path = "/silent", .handler = silent},
-    {.method = HTTP_POST, .path = "/detail", .handler = echo, .errors = HTTP_ERRORS_DETAIL},
+    {.method = HTTP_POST, .path = "/detail", .handler = answer_body, .errors = HTTP_ERRORS_DETAIL},
     {0},
 };
 
