@@ -40,11 +40,11 @@ struct admin {
     char name[64]; /* "outbox retry", for messages */
     struct option_words ids;
     bool is_narrowed;           /* some rows are chosen, so that --all is a mistake */
-    const struct admin_target { /* the one at hand */
+    const struct admin_target { /* the current one */
         struct db_target target;
         const struct module *module;
     } * target;
-    int64_t deadline_ns; /* of the statement at hand */
+    int64_t deadline_ns; /* of the current statement */
 
     /* its own */
     struct arena texts;

@@ -29,7 +29,7 @@ struct follow {
     bool is_chat;  /* else a dictionary */
     bool as_json;  /* of a chat */
     struct pod_lines lines;
-    struct arena arena; /* of the line at hand */
+    struct arena arena; /* of the current line */
     enum step step;
     bool has_begun;
     struct backoff backoff;

@@ -23,7 +23,7 @@ struct load_file {
     struct buf record;   /* of CSV: may span lines */
     struct str *columns; /* of CSV: the header's names, in `names` */
     size_t column_count, key_index;
-    struct arena names, arena; /* `arena`: of the item at hand */
+    struct arena names, arena; /* `arena`: of the current item */
 };
 
 /* `path` "-" is standard input, which is copied where it cannot be read twice. Close it in either case. */

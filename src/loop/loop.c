@@ -151,7 +151,9 @@ static void run_inbox(struct loop *loop)
 {
     struct loop_inbox *inbox = &loop->inbox;
     struct loop_message *newest = NULL, *next;
-    if (!inbox->taken && atomic_load_explicit(&inbox->woken, memory_order_relaxed)) {
+    /* Also before the sender has set `woken`: it may have been interrupted there. */
+    if (!inbox->taken && (atomic_load_explicit(&inbox->newest, memory_order_relaxed) ||
+                          atomic_load_explicit(&inbox->woken, memory_order_relaxed))) {
         atomic_store(&inbox->woken, false);
         newest = atomic_exchange(&inbox->newest, NULL);
     }

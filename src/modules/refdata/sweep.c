@@ -210,7 +210,7 @@ static int64_t sweep_step(struct task *task, void *context)
 static bool is_behind(const struct refdata_holding *holding, const struct held_pair *pair)
 {
     const struct cache_snapshot *snapshot = cache_slot_read(&holding->slot);
-    /* not when it was not loaded yet, or loaded anew since the sweep set out */
+    /* not when it was not loaded yet, or loaded again since the sweep set out */
     return snapshot && snapshot == pair->local && !refdata_is_committed(snapshot, &pair->committed);
 }
 
