@@ -190,6 +190,12 @@ test_fault() {
     test_pytest fault debug fault -s
 }
 
+# One greedy tenant for each shared resource; whole when it is named, like the fault tests.
+test_greedy() {
+    export FRESHET_GREEDY_WHOLE=${FRESHET_GREEDY_WHOLE:-$([ "$TEST_ALL" = 1 ] && echo 0 || echo 1)}
+    test_pytest greedy debug greedy
+}
+
 # Becomes one target for a while, from its corpus; findings are kept under $VAR/fuzz.
 fuzz_target() { # PROGRAM
     local name work seeds dict=()
@@ -282,6 +288,7 @@ test_lanes() {
     (
         test_traps
         test_fault
+        test_greedy
         test_system_debug
         test_fuzz
     ) >"$VAR/test/lane" 2>&1 &
@@ -304,7 +311,7 @@ test_again() { # SUITE…
     fi
     TEST_AGAIN=1
     for suite in "$@"; do
-        case $suite in unit | system | engines | fault | cost) "test_$suite" ;; esac
+        case $suite in unit | system | engines | fault | greedy | cost) "test_$suite" ;; esac
     done
     TEST_AGAIN=0
 }
@@ -329,9 +336,9 @@ test_command() {
     local suite
     for suite in "$@"; do
         case $suite in
-        unit | system | engines | fault | fuzz | cost) ;;
+        unit | system | engines | fault | greedy | fuzz | cost) ;;
         failover | browser) misuse "there are no $suite tests yet" ;;
-        *) misuse "no suite '$suite'; there are: unit system engines fault fuzz cost" ;;
+        *) misuse "no suite '$suite'; there are: unit system engines fault greedy fuzz cost" ;;
         esac
     done
     packages_ensure run test engines clients cost
@@ -351,7 +358,7 @@ test_command() {
     if [ $# -eq 0 ]; then
         TEST_ALL=1
         test_lanes
-        set -- unit fault system engines cost
+        set -- unit fault greedy system engines cost
     else
         for suite in "$@"; do
             "test_$suite"
