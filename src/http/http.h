@@ -36,6 +36,7 @@ enum http_method {
     HTTP_METHODS,
     HTTP_METHOD_OTHER = HTTP_METHODS, /* any other token; no row takes it */
 };
+const char *http_method_name(enum http_method method);
 
 /* ---- route rows ---- */
 enum http_kind {

@@ -233,7 +233,6 @@ static inline struct http_exchange *http_exchange_of(struct http_request *reques
  * lengths, a coding that is not exactly "chunked", no or two hosts. Any failure leaves the framing in doubt: answer it and close. */
 enum status http_head_read(const struct http_parser *parser, const char *data, struct http_head *head,
                            struct error *error) MUST_CHECK;
-const char *http_method_name(enum http_method method);
 
 /* router.c */
 /* The entry that takes this request, its raw parameters in `params`; NULL when there is none, with the bits

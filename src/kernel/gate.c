@@ -1,6 +1,7 @@
 /* What stands before a handler. The gate asks src/auth about every request before its body is read (C5); a token that is not known
- * yet is checked on a worker while the request is parked; nothing about tenants or scopes is decided here. Then the idempotency
- * step takes requests with an Idempotency-Key (I1, I3); src/idempotency defines what a key means. */
+ * yet is checked on a worker while the request is parked; nothing about tenants or scopes is decided here. A request whose tenant
+ * is known counts for the rate limits (rates.c). Then the idempotency step takes requests with an Idempotency-Key (I1, I3);
+ * src/idempotency defines what a key means. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -64,6 +65,13 @@ static enum http_step refuse(struct http_request *request, const struct error *e
     return HTTP_STEP_ANSWERED;
 }
 
+/* The caller is known and may use the route. False: answered, since its tenant has reached a rate limit. */
+static bool admit(struct kernel *kernel, struct http_request *request)
+{
+    const struct kernel_rates *rates = atomic_load_explicit(&kernel->rates, memory_order_acquire);
+    return !rates || kernel_rates_admit(rates, request);
+}
+
 static enum http_step verify(struct kernel *kernel, struct http_request *request, unsigned tries);
 
 static void on_verified(void *context)
@@ -78,7 +86,8 @@ static void on_verified(void *context)
     case AUTH_ALLOWED:
         kernel_identity_keep(
             request); /* its turn comes at the end of the tick, when the table may have changed */
-        http_request_resume(request);
+        if (admit(check.kernel, request))
+            http_request_resume(request);
         return;
     case AUTH_VERIFY: /* rare: the keys were replaced meanwhile, or more tokens came at once than are remembered */
         verify(check.kernel, request, check.tries + 1);
@@ -117,7 +126,7 @@ enum http_step kernel_gate(struct http_request *request, void *context)
         return HTTP_STEP_PASS;
     struct error error = {0};
     switch (ask(kernel, request, &error)) {
-    case AUTH_ALLOWED: return HTTP_STEP_PASS;
+    case AUTH_ALLOWED: return admit(kernel, request) ? HTTP_STEP_PASS : HTTP_STEP_ANSWERED;
     case AUTH_VERIFY: return verify(kernel, request, 0);
     case AUTH_DENIED: break;
     }

@@ -165,6 +165,7 @@ static enum status start(struct kernel *kernel, struct error *error)
     kernel->idempotency = idempotency_create(IDEMPOTENCY_WAIT_MS);
     struct auth_settings auth = kernel_auth_settings(kernel->config, kernel->options.modules);
     kernel->verifiers = worker_pool_create("verify", VERIFIER_THREADS, (size_t)http->worker_queue);
+    kernel_rates_set(kernel, kernel->config);
     enum status status = auth_create(&auth, kernel->loops, kernel->verifiers, &kernel->auth, error);
     if (status == STATUS_OK)
         status = kernel_store_create(kernel, error);
@@ -223,6 +224,7 @@ static void kernel_reload(struct kernel *kernel)
     }
     config_each_restart(kernel->config, fresh, changed_setting, NULL);
     log_set_level((enum log_level)((const struct kernel_log_settings *)config_section(fresh, "log"))->level);
+    kernel_rates_set(kernel, fresh);
     for (size_t i = 0; i < kernel->module_count; i++) {
         struct kernel_module *entry = &kernel->modules[i];
         if (entry->started && entry->module->reload)
@@ -293,6 +295,7 @@ static void destroy(struct kernel *kernel)
     worker_pool_destroy(kernel->workers);
     worker_pool_destroy(kernel->verifiers);
     http_router_destroy(kernel->router);
+    kernel_rates_destroy(kernel);
     if (kernel->first != kernel->config)
         config_free(kernel->first);
     config_free(kernel->config);

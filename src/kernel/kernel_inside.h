@@ -24,6 +24,16 @@ struct kernel_log_settings {
     int level; /* enum log_level */
 };
 
+struct kernel_rate_settings { /* one rule */
+    struct str tenant, route;
+    int64_t rate, burst; /* thousandths a second; burst 0 = by default */
+    struct setting_place tenant_place, route_place, burst_place;
+};
+
+struct kernel_limit_settings {
+    struct setting_objects rates;
+};
+
 extern const struct config_section kernel_own_sections[];
 
 struct kernel_module {
@@ -34,6 +44,8 @@ struct kernel_module {
 
 struct idempotency;
 struct kernel_scrape;
+struct kernel_rates;
+struct rate_table;
 
 enum { KERNEL_CONSUMED_MAX = 16 };
 
@@ -74,6 +86,8 @@ struct kernel {
     struct http_router *router;
     struct http_server *server;
     struct idempotency *idempotency;
+    _Atomic(struct kernel_rates *) rates; /* NULL = no limits */
+    struct rate_table *rate_buckets;
     int64_t stop_deadline_ns; /* stopTimeout after the signal; CLOCK_NEVER while it serves, 0 until then */
     atomic_bool stopping;     /* readiness is DOWN while requests in flight are finished */
     atomic_bool had_keys;     /* until the configured keys are read once, readiness is DOWN */
@@ -82,7 +96,16 @@ struct kernel {
 bool kernel_wants_module(const struct kernel *kernel, const struct module *module); /* by its roles */
 http_step_fn kernel_gate, kernel_idempotency_step;            /* context: struct kernel */
 uint64_t kernel_share_of(const struct http_request *request); /* its tenant's, of the memory for bodies */
-extern const struct http_route kernel_actuator_routes[];      /* open to everyone; context: struct kernel */
+/* ---- rates.c ---- */
+extern const struct setting_row kernel_rate_rows[];
+enum status kernel_rates_check(const struct config *config, const struct module *const *modules,
+                               struct error *error) MUST_CHECK;
+void kernel_rates_set(struct kernel *kernel, const struct config *config); /* also while loops run */
+void kernel_rates_destroy(struct kernel *kernel);
+/* On the loop, when the gate knows the tenant. False: answered 429. */
+bool kernel_rates_admit(const struct kernel_rates *rates, struct http_request *request);
+
+extern const struct http_route kernel_actuator_routes[]; /* open to everyone; context: struct kernel */
 http_handler_fn kernel_get_health, kernel_get_readiness, kernel_get_liveness;
 struct kernel_scrape *kernel_scrape_create(struct loop *loop);
 void kernel_scrape_stop(struct kernel_scrape *scrape); /* while the loops still run messages */

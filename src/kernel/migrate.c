@@ -79,11 +79,10 @@ int kernel_migrate(const struct kernel_options *options)
 
 static void print_routes(const struct http_route *route)
 {
-    static const char *const methods[HTTP_METHODS] = {"GET",   "HEAD",   "POST",   "PUT",
-                                                      "PATCH", "DELETE", "OPTIONS"};
     for (; route->handler; route++) {
         const char *needs = route->access == HTTP_PUBLIC ? "public" : route->needs_user ? "user" : "token";
-        printf("%-7s %-70s %s\n", methods[route->method], route->path, route->scope ? route->scope : needs);
+        printf("%-7s %-70s %s\n", http_method_name(route->method), route->path,
+               route->scope ? route->scope : needs);
     }
 }
 

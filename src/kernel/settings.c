@@ -1,4 +1,4 @@
-/* The kernel's own settings: `http`, `log`, `bus`, `postgres`, `debug`; engines.c has those of engines, modules bring theirs. How
+/* The kernel's own settings: `http`, `log`, `bus`, `postgres`, `limits`, `debug`; engines.c has those of engines, modules bring theirs. How
  * the file is loaded and checked, and what the system lets the process have of the limits in it. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,6 +78,15 @@ static const char *const log_levels[] = {"debug", "info", "warn", "error", NULL}
 static const struct setting_row log_rows[] = {
     {"level", SETTING_ENUM, offsetof(struct kernel_log_settings, level), "Lowest level that is written.",
      "info", .choices = log_levels, .reloadable = true},
+    {.name = NULL},
+};
+
+static const struct setting_row limit_rows[] = {
+    {"rates", SETTING_OBJECT_LIST, .offset = offsetof(struct kernel_limit_settings, rates),
+     .help =
+         "Most requests of a tenant to routes; past it 429. The first rule that holds for a request counts.",
+     .fallback = "", .rows = kernel_rate_rows, .element_bytes = sizeof(struct kernel_rate_settings),
+     .max = 64, .reloadable = true},
     {.name = NULL},
 };
 
@@ -187,6 +196,7 @@ const struct config_section kernel_own_sections[] = {
      "The PostgreSQL that all modules keep their tables in, unless refdata.postgres names others for reference data. "
      "Without this block: the first of refdata.postgres.",
      store_rows, sizeof(struct kernel_postgres)},
+    {"limits", "What tenants may use.", limit_rows, sizeof(struct kernel_limit_settings)},
     {"debug", "Routes for development.", debug_rows, sizeof(struct kernel_debug_settings)},
     {"kafka", "Where Kafka is. Turns nothing on: see bus.commands.", kernel_kafka_rows,
      sizeof(struct kernel_kafka)},
@@ -300,6 +310,8 @@ static enum status check_config(const struct kernel_options *options, const stru
         status = kernel_engines_check(config, error);
     if (status == STATUS_OK)
         status = kernel_store_check(config, error);
+    if (status == STATUS_OK)
+        status = kernel_rates_check(config, options->modules, error);
     for (const struct module *const *at = options->modules; *at && status == STATUS_OK; at++)
         if ((*at)->check)
             status = (*at)->check(config, config_section(config, (*at)->section->name), error);

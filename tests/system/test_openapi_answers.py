@@ -37,7 +37,7 @@ def fill(server):
 
 @pytest.fixture(scope="module")
 def servers(module_serve, module_refdata_db, token):
-    """One that works, one with little patience, one that is full, and one whose PostgreSQL is not there."""
+    """One that works, one with little patience, one that is full, one with a rate limit, and one whose PostgreSQL is not there."""
     write_builtin(module_refdata_db, "COUNTRY", {"DE": {"name": "Germany"}, "JP": ["Japan"], "ключ, / 🔑": None},
                   version=1, tenant=TENANT)
     broken = {"code": "BROKEN", "loadSql": "select 1 as nothing", "shared": True}
@@ -56,10 +56,12 @@ def servers(module_serve, module_refdata_db, token):
         impatient=module_serve(module_refdata_db, {**working, "http": {"limits": {"headerTimeout": "200ms"}},
                                                    "entitlement": {"hydration": {"enabled": True}}}),
         full=module_serve(module_refdata_db, {**working, "http": {"limits": {"connections": CONNECTIONS}}}),
+        limited=module_serve(module_refdata_db, {**working, "limits": {"rates": [{"rate": 0.001}]}}),
         cut_off=module_serve.make(module_refdata_db, cut_off).start(ready=False),
         token=token(TENANT, scope="entitlement:write entitlement:read notification:read"), strange_token=token("other"),
         homeless_token=token(None))
     fill(group.full)
+    assert Asking(group.limited, group.token).ask(OPERATIONS["getVersion"]).status == 200  # the only one
     eventually(lambda: "serving" in group.cut_off.log())
     group.answers_of = lru_cache(None)(lambda name: collect(group, name))
     return group

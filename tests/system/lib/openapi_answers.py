@@ -41,6 +41,7 @@ def gate_answers(servers, operation):
     yield client.ask(operation, Authorization="Bearer nonsense")
     yield client.ask(operation, Authorization=f"Bearer {servers.strange_token}")
     yield Asking(servers.working).ask(operation)
+    yield Asking(servers.limited, servers.token).ask(operation)
 
 
 def dictionary_answers(servers, operation):
