@@ -1,128 +1,132 @@
-/* The memory that bodies and unsent answers take, in sum over all connections.
- *
- * Charged by the capacity of their buffers, in a few coarse steps each: a request whose body arrives whole with its head
- * and whose answer the socket takes charges nothing.
- *   - Bodies past the limit are refused with 503. One share (a tenant's) takes at most half.
- *   - Past the limit of unsent answers a loop cuts those of its connections whose client has not read for longest, while
- *     the loop holds more than its part. The one that is being written is spared.
- * After a burst a task gives freed memory back to the system. */
-#include <malloc.h>
+/* The memory of connections: their requests, bodies and unsent answers, charged to the accounts of base/budget.h by the
+ * capacity of their buffers. A request whose exchange is pooled, whose body arrives whole with its head and whose answer the
+ * socket takes charges nothing.
+ *   - A request for which there is no room is answered 503, after heads that arrive slowly were cut. Requests that wait
+ *     (parked, or for a worker) are bounded by tenant.
+ *   - Bodies past their account are refused with 503; they are bounded by tenant too.
+ *   - Past the account of unsent answers a loop cuts those of its connections whose client has not read for longest, while
+ *     the loop holds more than its part. The one that is being written is spared. */
+#include "base/budget.h"
 
 #include "http/http_inside.h"
 
 enum {
-    FREED_BYTES_MIN = 32 * 1024 * 1024, /* of a burst, to be worth a trim */
-    TRIM_DELAY_MS = 1000,
+    HEAD_PATIENCE_MS = 1000, /* for a head, when there is no room for another request */
+    HEAD_CUTS_PAUSE_MS = 100,
 };
 
-/* ---- giving memory back ---- */
-
-/* Woken when a burst is over; trims a moment later, when the rest of it is freed too. */
-static int64_t trim_step(struct task *task, void *context)
+static uint64_t tenant_of(const struct http_exchange *exchange)
 {
-    struct http_server *server = context;
-    struct http_budget *budget = &server->budget;
+    const struct http_server_config *config = &exchange->home->server->config;
+    return config->share_of ? config->share_of(&exchange->request) : 0;
+}
 
-    budget->is_trim_due = !budget->is_trim_due;
-    if (budget->is_trim_due) {
-        task_hold(task, TASK_MS(TRIM_DELAY_MS));
-        return TASK_MS(TRIM_DELAY_MS);
+static bool has_tenants(const struct http_exchange *exchange)
+{
+    return exchange->home->server->config.share_of != NULL;
+}
+
+/* ---- requests ---- */
+
+/* Connections that have been sending a head for a while, or do not read their answers. A walk over all, so not for each
+ * refusal. */
+static void cut_slow_heads(const struct http_exchange *spared)
+{
+    struct http_home *home = spared->home;
+    struct http_connection *connection, *next;
+    int64_t now_ns = loop_now_ns(home->loop);
+
+    if (now_ns < home->next_cuts_ns)
+        return;
+    home->next_cuts_ns = now_ns + HEAD_CUTS_PAUSE_MS * CLOCK_NS_PER_MS;
+    LIST_FOREACH_SAFE(connection, &home->connections, entry, next) {
+        int64_t since_ns = connection->is_behind ? connection->reading_since_ns : connection->state_since_ns;
+        if (connection->state != HTTP_STATE_HEAD || !connection->exchange || connection->exchange == spared ||
+            now_ns - since_ns < HEAD_PATIENCE_MS * CLOCK_NS_PER_MS)
+            continue;
+        metric_add(home->server->full_cuts, 1);
+        http_connection_cut(connection);
     }
-    atomic_store(&budget->freed_bytes, 0);
-    malloc_trim(0);
-    metric_add(server->trims, 1);
-    return TASK_IDLE;
 }
 
-void http_budget_init(struct http_server *server)
+bool http_budget_charge_exchange(struct http_exchange *exchange, size_t bytes)
 {
-    if (!server->config.workers)
-        return;
-    server->budget.trim = task_create(&(struct task_config){.name = "http_trim",
-                                                            .loop = server->homes[0].loop,
-                                                            .pool = server->config.workers,
-                                                            .run = trim_step,
-                                                            .context = server});
-    task_start(server->budget.trim, TASK_IDLE);
+    size_t more = bytes - exchange->charged;
+
+    if (!budget_charge(BUDGET_REQUESTS, more)) {
+        cut_slow_heads(exchange);
+        if (!budget_charge(BUDGET_REQUESTS, more))
+            return false;
+    }
+    exchange->charged = bytes;
+    return true;
 }
 
-void http_budget_deinit(struct http_budget *budget)
+void http_budget_set_exchange(struct http_exchange *exchange, size_t bytes)
 {
-    if (!budget->trim)
-        return;
-    (void)task_stop(budget->trim, TASK_FOREVER);
-    task_destroy(budget->trim);
-    budget->trim = NULL;
+    if (bytes < exchange->charged)
+        budget_release(BUDGET_REQUESTS, exchange->charged - bytes);
+    else
+        budget_add(BUDGET_REQUESTS, bytes - exchange->charged);
+    exchange->charged = bytes;
 }
 
-void http_budget_freed(struct http_home *home, size_t bytes)
+/* One that waits for its token's check has no tenant yet, and may wait again. */
+bool http_budget_hold_waiting(struct http_exchange *exchange)
 {
-    struct http_budget *budget = &home->server->budget;
-    size_t before = atomic_fetch_add_explicit(&budget->freed_bytes, bytes, memory_order_relaxed);
+    uint64_t tenant = tenant_of(exchange);
 
-    if (before < FREED_BYTES_MIN && before + bytes >= FREED_BYTES_MIN && budget->trim)
-        task_wake(budget->trim);
+    if (!has_tenants(exchange) || (exchange->held_bytes > 0 && exchange->held_tenant == tenant))
+        return true;
+    http_budget_leave_waiting(exchange);
+    if (!budget_hold_tenant(BUDGET_REQUESTS, tenant, exchange->charged))
+        return false;
+    exchange->held_bytes = exchange->charged;
+    exchange->held_tenant = tenant;
+    return true;
+}
+
+void http_budget_leave_waiting(struct http_exchange *exchange)
+{
+    if (exchange->held_bytes > 0)
+        budget_leave_tenant(BUDGET_REQUESTS, exchange->held_tenant, exchange->held_bytes);
+    exchange->held_bytes = 0;
 }
 
 /* ---- bodies ---- */
 
-static unsigned share_of(const struct http_exchange *exchange)
-{
-    const struct http_server_config *config = &exchange->home->server->config;
-    return config->share_of ? (unsigned)(config->share_of(&exchange->request) % HTTP_BODY_SHARES) : 0;
-}
-
-/* Without config.share_of there is one share, which may take all. */
-static bool is_within(const struct http_server *server, uint64_t all, uint64_t own)
-{
-    size_t max = server->config.limits.bodies_bytes_max;
-    return all <= max && own <= (server->config.share_of ? max / 2 : max);
-}
-
 bool http_budget_has_room(const struct http_exchange *exchange, uint64_t content_length)
 {
-    struct http_server *server = exchange->home->server;
-    struct http_budget *budget = &server->budget;
-    size_t all = atomic_load_explicit(&budget->bodies_bytes, memory_order_relaxed);
-
-    if (all == 0 || content_length <= HTTP_BLOCK_BYTES)
+    if (content_length <= HTTP_BLOCK_BYTES || budget_used(BUDGET_BODIES) == 0)
         return true;
-    size_t own = atomic_load_explicit(&budget->share_bytes[share_of(exchange)], memory_order_relaxed);
-    return is_within(server, content_length + all, content_length + own);
+    return budget_has_room(BUDGET_BODIES, has_tenants(exchange) ? tenant_of(exchange) : 0, content_length);
 }
 
 bool http_budget_charge_body(struct http_exchange *exchange)
 {
-    struct http_server *server = exchange->home->server;
-    struct http_budget *budget = &server->budget;
     size_t more = exchange->body_bytes.capacity - exchange->body_charged;
 
     if (more == 0)
         return true;
     if (exchange->body_charged == 0)
-        exchange->body_share = share_of(exchange);
+        exchange->body_tenant = tenant_of(exchange);
+    if (!(has_tenants(exchange) ? budget_charge_tenant(BUDGET_BODIES, exchange->body_tenant, more)
+                                : budget_charge(BUDGET_BODIES, more)))
+        return false;
     exchange->body_charged += more;
-    metric_change(server->bodies_gauge, (double)more);
-    size_t all = more + atomic_fetch_add_explicit(&budget->bodies_bytes, more, memory_order_relaxed);
-    size_t own = more + atomic_fetch_add_explicit(&budget->share_bytes[exchange->body_share], more,
-                                                  memory_order_relaxed);
-    return is_within(server, all, own);
+    return true;
 }
 
 void http_budget_free_body(struct http_exchange *exchange)
 {
-    struct http_server *server = exchange->home->server;
-    struct http_budget *budget = &server->budget;
     size_t charged = exchange->body_charged;
 
     buf_deinit(&exchange->body_bytes);
-    if (charged == 0)
-        return;
     exchange->body_charged = 0;
-    metric_change(server->bodies_gauge, -(double)charged);
-    atomic_fetch_sub_explicit(&budget->bodies_bytes, charged, memory_order_relaxed);
-    atomic_fetch_sub_explicit(&budget->share_bytes[exchange->body_share], charged, memory_order_relaxed);
-    http_budget_freed(exchange->home, charged);
+    if (charged > 0 && has_tenants(exchange))
+        budget_release_tenant(BUDGET_BODIES, exchange->body_tenant, charged);
+    else if (charged > 0)
+        budget_release(BUDGET_BODIES, charged);
 }
 
 /* ---- unsent answers ---- */
@@ -130,24 +134,59 @@ void http_budget_free_body(struct http_exchange *exchange)
 static void charge_unsent(struct http_connection *connection, size_t capacity)
 {
     struct http_home *home = connection->home;
-    struct http_budget *budget = &home->server->budget;
     size_t before = connection->unsent_charged;
 
-    if (capacity == before)
-        return;
     connection->unsent_charged = capacity;
     home->unsent_bytes += capacity - before; /* unsigned: a difference below 0 wraps, and back */
-    atomic_fetch_add_explicit(&budget->unsent_bytes, capacity - before, memory_order_relaxed);
-    metric_change(home->server->unsent_gauge, (double)capacity - (double)before);
-    if (capacity < before)
-        http_budget_freed(home, before - capacity);
+    if (capacity > before)
+        budget_add(BUDGET_UNSENT, capacity - before);
+    else if (capacity < before)
+        budget_release(BUDGET_UNSENT, before - capacity);
+}
+
+static bool holds_too_much(const struct http_home *home)
+{
+    return home->unsent_bytes > budget_share(BUDGET_UNSENT) / home->server->home_count;
+}
+
+static void cut_readers(struct http_home *home, const struct http_connection *spared)
+{
+    while (holds_too_much(home) && budget_is_full(BUDGET_UNSENT)) {
+        struct http_connection *longest = TAILQ_FIRST(&home->unsent);
+        if (longest && longest == spared)
+            longest = TAILQ_NEXT(longest, unsent);
+        if (!longest)
+            break;
+        budget_count_refusal(BUDGET_UNSENT);
+        metric_add(home->server->full_cuts, 1);
+        http_connection_cut(longest);
+    }
+}
+
+static void cut_on_loop(struct loop *loop, void *arg)
+{
+    struct http_server *server = arg;
+
+    if (!server->is_destroyed)
+        cut_readers(&server->homes[loop_index(loop)], NULL);
+    atomic_fetch_sub(&server->homes_to_cut, 1);
+    http_server_unref(server);
+}
+
+/* The account is full, and other loops hold more than their part. */
+static void cut_elsewhere(struct http_server *server)
+{
+    unsigned none = 0;
+
+    if (!atomic_compare_exchange_strong(&server->homes_to_cut, &none, server->home_count))
+        return;
+    atomic_fetch_add(&server->refs, server->home_count);
+    loop_group_broadcast(server->config.group, cut_on_loop, server);
 }
 
 void http_budget_keep_unsent(struct http_connection *connection, bool has_progress)
 {
     struct http_home *home = connection->home;
-    const struct http_server *server = home->server;
-    size_t max = server->config.limits.unsent_bytes_max;
 
     if (connection->is_unsent && has_progress)
         TAILQ_REMOVE(&home->unsent, connection, unsent);
@@ -155,14 +194,9 @@ void http_budget_keep_unsent(struct http_connection *connection, bool has_progre
         TAILQ_INSERT_TAIL(&home->unsent, connection, unsent);
     connection->is_unsent = true;
     charge_unsent(connection, connection->own_out.capacity);
-    while (home->unsent_bytes > max / server->home_count &&
-           atomic_load_explicit(&server->budget.unsent_bytes, memory_order_relaxed) > max) {
-        struct http_connection *longest = TAILQ_FIRST(&home->unsent);
-        if (longest == connection && !(longest = TAILQ_NEXT(connection, unsent)))
-            break;
-        metric_add(server->full_cuts, 1);
-        http_connection_cut(longest);
-    }
+    cut_readers(home, connection);
+    if (home->server->home_count > 1 && !holds_too_much(home) && budget_is_full(BUDGET_UNSENT))
+        cut_elsewhere(home->server);
 }
 
 void http_budget_free_unsent(struct http_connection *connection)

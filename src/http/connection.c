@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/budget.h"
 #include "base/memory.h"
 #include "http/http_inside.h"
 
@@ -32,8 +33,10 @@ void http_connection_move(struct http_connection *connection, enum http_state st
 
 void http_connection_unref(struct http_connection *connection)
 {
-    if (--connection->refs == 0)
-        loop_free_later(connection->home->loop, connection, free);
+    if (--connection->refs > 0)
+        return;
+    budget_release(BUDGET_REQUESTS, sizeof *connection);
+    loop_free_later(connection->home->loop, connection, free);
 }
 
 static void drop_request(struct http_connection *connection)
@@ -377,7 +380,11 @@ static bool read_some(struct http_connection *connection)
         connection->state_since_ns = now_ns(connection);
     }
     struct http_exchange *exchange = connection->exchange;
-    size_t room = http_exchange_make_room(exchange, connection->state != HTTP_STATE_HEAD);
+    size_t room = exchange ? http_exchange_make_room(exchange, connection->state != HTTP_STATE_HEAD) : 0;
+    if (room == 0) {
+        http_connection_fail(connection, STATUS_OVERLOADED);
+        return false;
+    }
     ssize_t got = recv(connection->io.fd, exchange->block + exchange->end, room, 0);
     if (got < 0 && errno != EAGAIN && errno != EINTR) {
         http_connection_drop(connection);
@@ -431,6 +438,7 @@ void http_connection_open(struct http_home *home, int fd, const struct sockaddr_
         return;
     }
     LIST_INSERT_HEAD(&home->connections, connection, entry);
+    budget_add(BUDGET_REQUESTS, sizeof *connection);
     metric_change(home->server->connections_gauge, 1);
     connection->progress_ns = now_ns(connection);
     http_connection_move(connection, HTTP_STATE_HEAD);

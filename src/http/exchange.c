@@ -26,6 +26,13 @@ const uint16_t http_progress_next[HTTP_PROGRESSES] = {
     [HTTP_STREAM_WAITS] = TO(ANSWERED) | TO(STREAMING) | TO(STREAM_ENDING),
 };
 
+static size_t reading_bytes(const struct http_exchange *exchange, size_t block_bytes)
+{
+    return sizeof *exchange + HTTP_ARENA_BYTES + block_bytes +
+           exchange->home->server->config.limits.header_count_max *
+               (sizeof *exchange->spans + sizeof *exchange->headers);
+}
+
 static void alloc_for_reading(struct http_exchange *exchange)
 {
     const struct http_limits *limits = &exchange->home->server->config.limits;
@@ -54,6 +61,7 @@ void http_exchange_slim(struct http_exchange *exchange)
     exchange->request.identity = NULL;
     arena_deinit(&exchange->arena);
     http_budget_free_body(exchange);
+    http_budget_set_exchange(exchange, sizeof *exchange);
 }
 
 struct http_exchange *http_exchange_acquire(struct http_connection *connection)
@@ -67,6 +75,10 @@ struct http_exchange *http_exchange_acquire(struct http_connection *connection)
     } else {
         exchange = memory_zalloc(sizeof *exchange);
         exchange->home = home;
+        if (!http_budget_charge_exchange(exchange, reading_bytes(exchange, HTTP_BLOCK_BYTES))) {
+            free(exchange);
+            return NULL;
+        }
         alloc_for_reading(exchange);
         exchange->arena = ARENA(HTTP_ARENA_BYTES);
         exchange->request.arena = &exchange->arena;
@@ -82,7 +94,7 @@ void http_exchange_destroy(struct http_exchange *exchange)
 {
     arena_deinit(&exchange->arena);
     http_budget_free_body(exchange);
-    http_budget_freed(exchange->home, exchange->block_bytes);
+    http_budget_set_exchange(exchange, 0);
     free(exchange->block);
     free(exchange->spans);
     free(exchange->headers);
@@ -94,6 +106,8 @@ void http_exchange_release(struct http_exchange *exchange)
 {
     struct http_home *home = exchange->home;
 
+    if (exchange->held_bytes > 0)
+        http_budget_leave_waiting(exchange);
     if (home->spare_count >= HTTP_SPARE_EXCHANGES_MAX || exchange->block_bytes > HTTP_BLOCK_BYTES ||
         !exchange->block) {
         http_exchange_destroy(exchange);
@@ -111,8 +125,10 @@ void http_exchange_next(struct http_exchange *exchange)
         http_budget_free_body(exchange);
     if (exchange->arena.first)
         arena_reset(&exchange->arena);
-    if (!exchange->block)
+    if (!exchange->block) {
         alloc_for_reading(exchange);
+        http_budget_set_exchange(exchange, reading_bytes(exchange, HTTP_BLOCK_BYTES));
+    }
     http_parser_reset(&exchange->parser);
     http_exchange_move(exchange, HTTP_READING);
     exchange->step = 0;
@@ -143,6 +159,8 @@ size_t http_exchange_make_room(struct http_exchange *exchange, bool head_is_fixe
         if (exchange->start > 0) {
             move_to_front(exchange);
         } else {
+            if (!http_budget_charge_exchange(exchange, reading_bytes(exchange, 2 * exchange->block_bytes)))
+                return 0;
             exchange->block_bytes *= 2; /* bounded: the parser refuses a head past its limits */
             exchange->block = memory_realloc(exchange->block, exchange->block_bytes);
         }
@@ -163,6 +181,7 @@ void http_exchange_make_body_room(struct http_exchange *exchange)
     }
     exchange->block_bytes += HTTP_BLOCK_BYTES;
     exchange->block = memory_realloc(exchange->block, exchange->block_bytes);
+    http_budget_set_exchange(exchange, reading_bytes(exchange, exchange->block_bytes));
 }
 
 struct str http_exchange_field(const struct http_exchange *exchange, enum http_field field)
@@ -248,13 +267,14 @@ bool http_request_park(struct http_request *request, int64_t deadline_ns, http_t
 
     if (exchange->deadline_ns != 0 && deadline_ns > exchange->deadline_ns)
         deadline_ns = exchange->deadline_ns;
-    if (!loop_park(exchange->home->loop, exchange, deadline_ns, on_park_timeout, ref)) {
+    exchange->is_late = true;
+    if (!http_budget_hold_waiting(exchange) ||
+        !loop_park(exchange->home->loop, exchange, deadline_ns, on_park_timeout, ref)) {
         *ref = (struct loop_park_ref){0};
         http_send_error(request, &(struct error){.status = STATUS_OVERLOADED});
         return false;
     }
     http_exchange_move(exchange, HTTP_PARKED);
-    exchange->is_late = true;
     exchange->park = *ref;
     exchange->on_timeout = on_timeout;
     exchange->on_drop = NULL;
@@ -380,7 +400,8 @@ void http_work_submit(struct http_exchange *exchange)
     http_work_set_deadline(exchange);
     exchange->handler = exchange->request.route->handler;
     exchange->next_pool = NULL;
-    if (loop_park(exchange->home->loop, exchange, exchange->deadline_ns, on_deadline, &exchange->park)) {
+    if (http_budget_hold_waiting(exchange) &&
+        loop_park(exchange->home->loop, exchange, exchange->deadline_ns, on_deadline, &exchange->park)) {
         http_exchange_move(exchange, HTTP_ON_WORKER);
         exchange->connection->refs++;
         atomic_fetch_add(&server->refs, 1);

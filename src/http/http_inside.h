@@ -17,7 +17,6 @@
 #include "http/body.h"
 #include "http/http.h"
 #include "http/parser.h"
-#include "loop/task.h"
 
 enum {
     HTTP_BLOCK_BYTES = 16 * 1024,            /* read at once, and so the bound of one connection's turn */
@@ -32,7 +31,6 @@ enum {
     HTTP_ARENA_BYTES = 4 * 1024,             /* of a request, without another malloc */
     HTTP_LINGER_MS = 2000,                   /* after the last answer, for the client to read it */
     HTTP_LINGER_BYTES_MAX = 4 * 1024 * 1024,
-    HTTP_BODY_SHARES = 64, /* of the memory of bodies: tenants, by a hash */
     HTTP_CACHE_LINE_BYTES = 64,
 };
 
@@ -115,7 +113,10 @@ struct http_exchange {
     struct http_body body;
     struct buf body_bytes; /* a body that did not come whole with its head; budget.c frees it */
     size_t body_charged;
-    unsigned body_share;
+    uint64_t body_tenant;
+    size_t charged;    /* its own memory, to BUDGET_REQUESTS */
+    size_t held_bytes; /* of that, by its tenant, since it waits; 0 = it does not */
+    uint64_t held_tenant;
     int64_t body_since_ns; /* the window in which the least rate is checked */
     uint64_t body_before;  /* received at its beginning */
     struct arena arena;
@@ -180,15 +181,6 @@ struct http_tally {
 
 struct http_listener;
 
-/* Memory of bodies and unsent answers, in sum. Any loop. */
-struct http_budget {
-    atomic_size_t bodies_bytes, unsent_bytes;
-    atomic_size_t share_bytes[HTTP_BODY_SHARES];
-    atomic_size_t freed_bytes; /* since memory was last given back to the system */
-    struct task *trim;         /* NULL = there are no workers */
-    bool is_trim_due;          /* its own */
-};
-
 struct http_home {
     _Alignas(HTTP_CACHE_LINE_BYTES) struct http_server *server; /* no line is shared with another loop's */
     struct loop *loop;
@@ -201,6 +193,7 @@ struct http_home {
     int64_t date_until_ns;
     TAILQ_HEAD(, http_connection) unsent; /* the first has waited for its client longest */
     size_t unsent_bytes;
+    int64_t next_cuts_ns; /* not before: connections with slow heads are looked for */
     SLIST_HEAD(, http_listener) listeners;
     bool draining, drained;
     struct loop_timer drain_timer;
@@ -215,10 +208,9 @@ struct http_server {
     atomic_uint connection_count;
     unsigned port;
     struct http_entry *unmatched; /* counts requests without a route */
-    struct metric_series *connections_gauge, *parse_errors, *bodies_gauge, *unsent_gauge, *slow_cuts,
-        *full_cuts, *trims;
-    struct http_budget budget;
-    atomic_uint homes_left; /* to drain */
+    struct metric_series *connections_gauge, *parse_errors, *slow_cuts, *full_cuts;
+    atomic_uint homes_to_cut; /* loops that a message of budget.c is on its way to */
+    atomic_uint homes_left;   /* to drain */
     int64_t drain_deadline_ns;
     void (*on_drained)(void *arg);
     void *drained_arg;
@@ -252,13 +244,13 @@ static inline void http_exchange_move(struct http_exchange *exchange, enum http_
     exchange->progress = progress;
 }
 
-struct http_exchange *http_exchange_acquire(struct http_connection *connection);
+struct http_exchange *http_exchange_acquire(struct http_connection *connection); /* NULL: no room */
 void http_exchange_release(struct http_exchange *exchange);
 void http_exchange_destroy(struct http_exchange *exchange);
 void http_exchange_next(struct http_exchange *exchange); /* forgets the request, keeps the unparsed bytes */
 /* Frees what only its request needed, while a stream without end waits. */
 void http_exchange_slim(struct http_exchange *exchange);
-/* Makes room to read into: moves or grows what may still move. Returns how much there is. */
+/* Makes room to read into: moves or grows what may still move. Returns how much there is; 0 = there is no memory for it. */
 size_t http_exchange_make_room(struct http_exchange *exchange, bool head_is_fixed);
 void http_exchange_make_body_room(struct http_exchange *exchange); /* after a head that is complete */
 void http_exchange_fill_request(struct http_exchange *exchange);   /* out of its head */
@@ -303,9 +295,12 @@ void http_stream_release(struct http_exchange *exchange);
 void http_stream_end_early(struct http_connection *connection); /* one without end, when the server stops */
 
 /* budget.c */
-void http_budget_init(struct http_server *server); /* after its homes */
-void http_budget_deinit(struct http_budget *budget);
-void http_budget_freed(struct http_home *home, size_t bytes); /* memory that a burst may have taken */
+/* The exchange is to take so many bytes, more than before. False: no room. */
+bool http_budget_charge_exchange(struct http_exchange *exchange, size_t bytes) MUST_CHECK;
+void http_budget_set_exchange(struct http_exchange *exchange, size_t bytes); /* it takes them already */
+/* Its request begins to wait, or ends. False: its tenant has as many that wait as it may have. */
+bool http_budget_hold_waiting(struct http_exchange *exchange) MUST_CHECK;
+void http_budget_leave_waiting(struct http_exchange *exchange);
 /* Would a body of this length have room now? Nothing is reserved. */
 bool http_budget_has_room(const struct http_exchange *exchange, uint64_t content_length);
 bool http_budget_charge_body(struct http_exchange *exchange); /* after it grew; false: no room, answer 503 */

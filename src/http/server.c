@@ -15,6 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/budget.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "http/http_inside.h"
@@ -76,7 +77,8 @@ enum status http_server_create(const struct http_server_config *config, struct h
         made->homes[i] = (struct http_home){.server = made, .loop = loop_group_loop(config->group, i)};
         TAILQ_INIT(&made->homes[i].unsent);
     }
-    http_budget_init(made);
+    budget_set_bound(BUDGET_BODIES, made->config.limits.bodies_bytes_max);
+    budget_set_bound(BUDGET_UNSENT, limits->unsent_bytes_max);
     *server = made;
     return STATUS_OK;
 }
@@ -301,7 +303,6 @@ static void drop_all(struct http_home *home)
 void http_server_destroy(struct http_server *server)
 {
     server->is_destroyed = true;
-    http_budget_deinit(&server->budget);
     for (unsigned i = 0; i < server->home_count; i++) {
         struct http_home *home = &server->homes[i];
         home->drained = true; /* on_drained is not called any more */

@@ -3,7 +3,7 @@
 #include "base/memory.h"
 #include "http/http_inside.h"
 
-enum { REQUESTS, DURATIONS, CONNECTIONS, PARSE_ERRORS, BODY_BYTES, UNSENT_BYTES, CUTS, TRIMS };
+enum { REQUESTS, DURATIONS, CONNECTIONS, PARSE_ERRORS, CUTS };
 
 static struct metric_family families[] = {
     [REQUESTS] = {.name = "http_requests_total",
@@ -16,19 +16,11 @@ static struct metric_family families[] = {
     [CONNECTIONS] = {.name = "http_connections", .help = "Open client connections.", .type = METRIC_GAUGE},
     [PARSE_ERRORS] = {.name = "http_parse_errors_total",
                       .help = "Requests whose head or framing was refused."},
-    [BODY_BYTES] = {.name = "http_body_bytes",
-                    .help = "Memory held by request bodies, in bytes.",
-                    .type = METRIC_GAUGE},
-    [UNSENT_BYTES] = {.name = "http_unsent_bytes",
-                      .help = "Memory held by answers that clients have not read yet, in bytes.",
-                      .type = METRIC_GAUGE},
-    [CUTS] =
-        {.name = "http_cut_total",
-         .help =
-             "Connections cut because their client did not read: slow = below writeRate, full = past unsent.",
-         .labels = {"reason"}},
-    [TRIMS] = {.name = "http_memory_trims_total",
-               .help = "Times that memory was given back to the system after a burst."},
+    [CUTS] = {.name = "http_cut_total",
+              .help =
+                  "Connections cut because their client was slow: slow = below writeRate, full = there was "
+                  "no memory for its answers or its request.",
+              .labels = {"reason"}},
 };
 
 void http_tally_register(struct http_server *server)
@@ -37,11 +29,8 @@ void http_tally_register(struct http_server *server)
         metrics_register(&families[i]);
     server->connections_gauge = metric_series_get(&families[CONNECTIONS], NULL);
     server->parse_errors = metric_series_get(&families[PARSE_ERRORS], NULL);
-    server->bodies_gauge = metric_series_get(&families[BODY_BYTES], NULL);
-    server->unsent_gauge = metric_series_get(&families[UNSENT_BYTES], NULL);
     server->slow_cuts = metric_series_get(&families[CUTS], &(struct str){"slow", 4});
     server->full_cuts = metric_series_get(&families[CUTS], &(struct str){"full", 4});
-    server->trims = metric_series_get(&families[TRIMS], NULL);
     server->unmatched = memory_zalloc(sizeof *server->unmatched);
 }
 
@@ -106,6 +95,7 @@ void http_tally_count(struct http_exchange *exchange, int status)
     struct metric_series *counter = counter_of(entry, exchange->request.method == HTTP_HEAD, status);
 
     if (exchange->is_late) {
+        http_budget_leave_waiting(exchange);
         metric_add(counter, 1);
         metric_observe(latency_of(entry), seconds_since(exchange->started_ns));
         return;

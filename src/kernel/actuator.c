@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "base/budget.h"
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/memory.h"
@@ -127,6 +128,7 @@ static int64_t scrape_step(struct task *task, void *context)
     struct scrape_text *text = memory_zalloc(sizeof *text);
     atomic_init(&text->refs, 1);
     FAILPOINT("actuator.before_print");
+    budget_metrics_update();
     metrics_print(&text->bytes);
     deliver(waiters, text);
     unref_text(text);

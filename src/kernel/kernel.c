@@ -175,6 +175,7 @@ static enum status start(struct kernel *kernel, struct error *error)
         status = start_server(kernel, error);
     if (status != STATUS_OK)
         return status;
+    kernel->memory = kernel_memory_create(kernel);
     kernel_store_start(kernel);
     loop_group_start(kernel->loops);
     return STATUS_OK;
@@ -272,6 +273,7 @@ static void stop(struct kernel *kernel)
         if (kernel->modules[i].started && kernel->modules[i].module->stop)
             kernel->modules[i].module->stop(kernel->modules[i].state);
     kernel_store_finish_stop(kernel);
+    kernel_memory_stop(kernel->memory);
     worker_pool_stop(kernel->workers);
     worker_pool_stop(kernel->verifiers);
     kernel_scrape_stop(kernel->scrape);
@@ -289,6 +291,7 @@ static void destroy(struct kernel *kernel)
     if (kernel->auth)
         auth_destroy(kernel->auth);
     kernel_scrape_destroy(kernel->scrape);
+    kernel_memory_destroy(kernel->memory);
     loop_group_destroy(kernel->loops);
     db_servers_destroy(kernel->servers);      /* the loops freed the last of their users */
     idempotency_destroy(kernel->idempotency); /* what workers still had has left by now */
@@ -317,6 +320,7 @@ int kernel_serve(const struct kernel_options *options)
     kernel.first = kernel.config;
     log_never_wait();
     kernel_descriptors_raise();
+    kernel_memory_prepare();
     signal(SIGPIPE, SIG_IGN);
     pthread_sigmask(SIG_BLOCK, &signals, NULL);
     fetch_init();

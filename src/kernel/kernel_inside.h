@@ -31,6 +31,8 @@ struct kernel_rate_settings { /* one rule */
 };
 
 struct kernel_limit_settings {
+    int64_t memory_bytes; /* 0 = from the machine */
+    struct setting_place memory_place;
     struct setting_objects rates;
 };
 
@@ -43,6 +45,7 @@ struct kernel_module {
 };
 
 struct idempotency;
+struct kernel_memory;
 struct kernel_scrape;
 struct kernel_rates;
 struct rate_table;
@@ -80,6 +83,7 @@ struct kernel {
     struct worker_pool *workers;
     struct worker_pool *verifiers; /* of signatures alone: a dead PostgreSQL may block every worker */
     struct kernel_scrape *scrape;  /* actuator.c: renders the metrics */
+    struct kernel_memory *memory;  /* memory.c: limits.memory */
     struct auth *auth;
     struct db_server *servers;  /* those that a target of this process ever named */
     struct kernel_store *store; /* NULL where no role keeps anything there */
@@ -114,6 +118,15 @@ void kernel_scrape_destroy(struct kernel_scrape *scrape);
 /* Every connection is a descriptor: takes as many as the system lets us have. Before kernel_http_limits(). */
 void kernel_descriptors_raise(void);
 struct http_limits kernel_http_limits(const struct kernel_http_settings *http);
+
+/* ---- memory.c ---- */
+uint64_t kernel_memory_available(void); /* to this process: the machine's, or its cgroup's if that is less */
+enum status kernel_memory_check(const struct config *config, struct error *error) MUST_CHECK;
+void kernel_memory_prepare(void); /* before threads are created */
+/* At the end of the start, before the loops run: what the process has taken until now is its own. */
+struct kernel_memory *kernel_memory_create(struct kernel *kernel);
+void kernel_memory_stop(struct kernel_memory *memory); /* NULL is fine, as for the next one */
+void kernel_memory_destroy(struct kernel_memory *memory);
 
 /* auth.* with the auth settings of the modules' sections. */
 struct auth_settings kernel_auth_settings(const struct config *config, const struct module *const *modules);

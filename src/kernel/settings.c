@@ -20,10 +20,10 @@ static const struct setting_row http_limit_rows[] = {
     {"body", SETTING_SIZE, HTTP_ROW(limits.body_bytes_max), "Largest request body; past it 413.", "8MiB",
      1024, 1024 * MIB},
     {"bodies", SETTING_SIZE, HTTP_ROW(limits.bodies_bytes_max),
-     "Memory for all bodies together, until they are answered; past it 503. One tenant takes at most half. Less than four times body counts as four times body.",
+     "Memory for all bodies together, until they are answered, and never more than limits.memory has for them; past it 503. One tenant takes at most half, two take at most a third each, and so on. Less than four times body counts as four times body.",
      "256MiB", MIB, 1024 * (int64_t)MIB * 1024},
     {"unsent", SETTING_SIZE, HTTP_ROW(limits.unsent_bytes_max),
-     "Memory for all answers that clients have not read yet; past it the clients that have not read for longest are disconnected.",
+     "Memory for all answers that clients have not read yet, and never more than limits.memory has for them; past it the clients that have not read for longest are disconnected.",
      "128MiB", MIB, 1024 * (int64_t)MIB * 1024},
     {"target", SETTING_SIZE, HTTP_ROW(limits.target_bytes_max), "Longest request target; past it 414.",
      "64KiB", 256, MIB},
@@ -82,6 +82,13 @@ static const struct setting_row log_rows[] = {
 };
 
 static const struct setting_row limit_rows[] = {
+    {"memory", SETTING_SIZE, .offset = offsetof(struct kernel_limit_settings, memory_bytes),
+     .help =
+         "Memory that clients may make the process hold, with what the process needs itself; dictionaries come on "
+         "top, see refdata.cache.memory. Past an account's share 503, or slow clients are disconnected. 0 = a "
+         "quarter of what the machine or the cgroup has.",
+     .fallback = "0", .min = 0, .max = INT64_MAX,
+     .place_offset = 1 + offsetof(struct kernel_limit_settings, memory_place)},
     {"rates", SETTING_OBJECT_LIST, .offset = offsetof(struct kernel_limit_settings, rates),
      .help =
          "Most requests of a tenant to routes; past it 429. The first rule that holds for a request counts.",
@@ -196,7 +203,7 @@ const struct config_section kernel_own_sections[] = {
      "The PostgreSQL that all modules keep their tables in, unless refdata.postgres names others for reference data. "
      "Without this block: the first of refdata.postgres.",
      store_rows, sizeof(struct kernel_postgres)},
-    {"limits", "What tenants may use.", limit_rows, sizeof(struct kernel_limit_settings)},
+    {"limits", "What clients may use.", limit_rows, sizeof(struct kernel_limit_settings)},
     {"debug", "Routes for development.", debug_rows, sizeof(struct kernel_debug_settings)},
     {"kafka", "Where Kafka is. Turns nothing on: see bus.commands.", kernel_kafka_rows,
      sizeof(struct kernel_kafka)},
@@ -306,6 +313,8 @@ static enum status check_config(const struct kernel_options *options, const stru
     struct error own = {0};
     struct setting_place place;
     enum status status = check_listen(options, config, error);
+    if (status == STATUS_OK)
+        status = kernel_memory_check(config, error);
     if (status == STATUS_OK)
         status = kernel_engines_check(config, error);
     if (status == STATUS_OK)

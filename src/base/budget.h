@@ -1,0 +1,65 @@
+/* The memory budget: one limit for everything that clients make the process hold, with an account for each kind of user.
+ *
+ *     | requests | bodies | unsent | writes | streams | … | common |      = limit
+ *
+ * Each account has a share that no other account can take; past its share it takes from the common part, as long as there
+ * is some. So the sum stays within the limit, and no account is refused because another one is large. An account may have
+ * a lower bound of its own (a setting). What is past its bound is refused by the caller (503), or the caller cuts a user.
+ *
+ * Within an account a tenant may take as much as is left: one tenant at most half, two a third each, so that there is
+ * room for a tenant that comes later. Tenants are told apart by a hash.
+ *
+ * Threads: any. A charge is one atomic addition, so callers charge buffers and structs, not bytes, and never on a read of an item.
+ * What was charged is released with the same number. */
+#ifndef FRESHET_BASE_BUDGET_H
+#define FRESHET_BASE_BUDGET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum budget_account {
+    BUDGET_REQUESTS,  /* connections and their requests, parked ones included, without bodies */
+    BUDGET_BODIES,    /* of requests */
+    BUDGET_UNSENT,    /* answers that clients have not read */
+    BUDGET_WRITES,    /* updates that wait for their commit */
+    BUDGET_STREAMS,   /* what is kept for subscribers */
+    BUDGET_VERSIONS,  /* old versions of dictionaries that readers hold */
+    BUDGET_HYDRATION, /* copies of entities */
+    BUDGET_TOKENS,    /* that were verified */
+    BUDGET_ACCOUNTS,
+};
+
+/* At start, before threads charge. 0 = no limit, only the bounds of accounts. */
+void budget_set_limit(size_t bytes);
+void budget_set_bound(enum budget_account account, size_t bytes);
+size_t budget_share(enum budget_account account); /* what it can always have */
+size_t budget_most(enum budget_account account);  /* with the whole common part */
+size_t budget_used(enum budget_account account);
+
+/* False: there is no room. Nothing is charged then, and a refusal is counted. */
+bool budget_charge(enum budget_account account, size_t bytes) __attribute__((warn_unused_result));
+bool budget_charge_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes)
+    __attribute__((warn_unused_result));
+/* Of what the account was charged with already: this tenant holds it. */
+bool budget_hold_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes)
+    __attribute__((warn_unused_result));
+/* Would such a charge of a tenant find room now? Nothing is reserved; a refusal is counted. */
+bool budget_has_room(enum budget_account account, uint64_t tenant_hash, size_t bytes);
+/* What cannot be refused; the caller cuts while budget_is_full(). */
+void budget_add(enum budget_account account, size_t bytes);
+bool budget_is_full(enum budget_account account);
+void budget_count_refusal(enum budget_account account);
+
+void budget_release(enum budget_account account, size_t bytes);
+void budget_release_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes);
+void budget_leave_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes); /* hold_tenant's */
+
+/* After a burst: called once when so many bytes were released since budget_freed_reset(). Before threads charge. */
+void budget_on_freed(void (*on_freed)(void *context), void *context);
+void budget_freed_reset(void);
+
+void budget_metrics_register(void);
+void budget_metrics_update(void); /* the gauges, before they are printed */
+
+#endif

@@ -1,0 +1,195 @@
+/* limits.memory: how much clients may make the process hold. By default a quarter of the memory that the machine, or the cgroup
+ * that the process runs in, has. What the process itself took by the end of its start is part of it; dictionaries are not.
+ * Memory that a burst freed goes back to the system a moment later. */
+#include <malloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/budget.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "kernel/kernel_inside.h"
+#include "loop/task.h"
+
+enum {
+    TRIM_DELAY_MS = 1000,
+    DEFAULT_PART = 4, /* a quarter */
+    ARENAS_MAX = 4,   /* of the allocator: each keeps freed memory apart from the others */
+};
+#define MIB ((uint64_t)1024 * 1024)
+#define OWN_BYTES_LATER \
+    (16 * MIB) /* that the process takes for itself after its start: stacks, connections */
+#define LIMIT_MIN (64 * MIB)
+
+/* ---- how much there is ---- */
+
+/* A number in a file; 0 = there is none ("max"), or it cannot be read. */
+static uint64_t number_in(const char *path)
+{
+    struct buf text = {0};
+    uint64_t number = 0;
+    if (buf_read_file(&text, path, 64) && !str_to_u64(str_trim(buf_str(&text)), &number))
+        number = 0;
+    buf_deinit(&text);
+    return number;
+}
+
+/* Where a controller's files stand for this process, out of /proc/self/cgroup: "0::/a/b" (v2), "4:memory:/a/b" (v1). */
+static uint64_t cgroup_limit_in(struct str line)
+{
+    static const struct {
+        const char *controllers, *format;
+    } versions[] = {{"", "/sys/fs/cgroup%.*s/memory.max"},
+                    {"memory", "/sys/fs/cgroup/memory%.*s/memory.limit_in_bytes"}};
+    struct str number, controllers;
+    uint64_t least = 0;
+    if (!str_split(&line, ':', &number) || !str_split(&line, ':', &controllers))
+        return 0;
+    for (size_t i = 0; i < sizeof versions / sizeof *versions; i++) {
+        /* A limit of a parent holds too. In a container the path may be another one than the mount's: then the root's. */
+        for (struct str path = line; str_eq(controllers, str_from(versions[i].controllers));) {
+            char file[4096];
+            while (path.len && path.ptr[path.len - 1] == '/')
+                path.len--;
+            snprintf(file, sizeof file, versions[i].format, STR_ARG(path));
+            uint64_t found = number_in(file);
+            if (found && (!least || found < least))
+                least = found;
+            if (path.len == 0)
+                break;
+            while (path.len && path.ptr[path.len - 1] != '/')
+                path.len--;
+        }
+    }
+    return least;
+}
+
+uint64_t kernel_memory_available(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+    uint64_t available = pages > 0 && page_bytes > 0 ? (uint64_t)pages * (uint64_t)page_bytes : 1024 * MIB;
+    struct buf text = {0};
+    struct str line;
+    if (buf_read_file(&text, "/proc/self/cgroup", 65536))
+        for (struct str rest = buf_str(&text); str_split(&rest, '\n', &line);) {
+            uint64_t limit = cgroup_limit_in(line);
+            available = limit && limit < available ? limit : available;
+        }
+    buf_deinit(&text);
+    return available;
+}
+
+/* Anonymous memory in bytes: without the program's file. */
+static uint64_t resident_bytes(void)
+{
+    struct buf text = {0};
+    struct str line, name;
+    uint64_t kib = 0;
+    if (buf_read_file(&text, "/proc/self/status", 65536))
+        for (struct str rest = buf_str(&text); str_split(&rest, '\n', &line);)
+            if (str_split(&line, ':', &name) && str_eq(name, STR("RssAnon"))) {
+                line = str_trim(line);
+                (void)(str_split(&line, ' ', &name) && str_to_u64(name, &kib));
+            }
+    buf_deinit(&text);
+    return kib * 1024;
+}
+
+/* ---- settings ---- */
+
+/* One tenant's part of the bodies must hold one body: the least limit for that. */
+static uint64_t least_limit(const struct config *config)
+{
+    const struct kernel_http_settings *http = config_section(config, "http");
+    uint64_t bodies =
+        8 * (uint64_t)http->limits.body_bytes_max; /* a third of the limit, half of that for a tenant */
+    return bodies > LIMIT_MIN ? bodies : LIMIT_MIN;
+}
+
+enum status kernel_memory_check(const struct config *config, struct error *error)
+{
+    const struct kernel_limit_settings *limits = config_section(config, "limits");
+    if (limits->memory_bytes && (uint64_t)limits->memory_bytes < least_limit(config))
+        return config_error_at(config, limits->memory_place, "limits.memory", error,
+                               "at least %llu MiB are needed for bodies as large as http.limits.body",
+                               (unsigned long long)((least_limit(config) + MIB - 1) / MIB));
+    return STATUS_OK;
+}
+
+/* ---- giving memory back ---- */
+
+struct kernel_memory {
+    struct task *trim;
+    bool is_due; /* the task's */
+};
+
+static struct metric_family trims_family = {
+    .name = "memory_trims_total", .help = "Times that memory was given back to the system after a burst."};
+
+/* Woken when a burst is over; trims a moment later, when the rest of it is freed too. */
+static int64_t trim_step(struct task *task, void *context)
+{
+    struct kernel_memory *memory = context;
+    memory->is_due = !memory->is_due;
+    if (memory->is_due) {
+        task_hold(task, TASK_MS(TRIM_DELAY_MS));
+        return TASK_MS(TRIM_DELAY_MS);
+    }
+    budget_freed_reset();
+    malloc_trim(0);
+    metric_add(metric_series_get(&trims_family, NULL), 1);
+    return TASK_IDLE;
+}
+
+static void on_freed(void *context)
+{
+    struct kernel_memory *memory = context;
+    task_wake(memory->trim);
+}
+
+void kernel_memory_prepare(void)
+{
+    (void)mallopt(M_ARENA_MAX, ARENAS_MAX);
+}
+
+struct kernel_memory *kernel_memory_create(struct kernel *kernel)
+{
+    const struct kernel_limit_settings *limits = config_section(kernel->config, "limits");
+    uint64_t bytes = (uint64_t)limits->memory_bytes, own = resident_bytes() + OWN_BYTES_LATER;
+    struct kernel_memory *memory = memory_zalloc(sizeof *memory);
+    if (!bytes)
+        bytes = kernel_memory_available() / DEFAULT_PART;
+    if (bytes < least_limit(kernel->config))
+        bytes = least_limit(kernel->config);
+    budget_metrics_register();
+    metrics_register(&trims_family);
+    (void)metric_series_get(&trims_family, NULL);
+    budget_set_limit(bytes - (own < bytes / 2 ? own : bytes / 2));
+    log_info("memory_budget", LOG_INT("bytes", bytes), LOG_INT("own", own));
+    memory->trim = task_create(&(struct task_config){.name = "memory_trim",
+                                                     .loop = loop_group_loop(kernel->loops, 0),
+                                                     .pool = kernel->workers,
+                                                     .run = trim_step,
+                                                     .context = memory});
+    task_start(memory->trim, TASK_IDLE);
+    budget_on_freed(on_freed, memory);
+    return memory;
+}
+
+void kernel_memory_stop(struct kernel_memory *memory)
+{
+    if (!memory)
+        return;
+    (void)task_stop(memory->trim, TASK_FOREVER);
+}
+
+void kernel_memory_destroy(struct kernel_memory *memory)
+{
+    if (!memory)
+        return;
+    budget_on_freed(NULL, NULL);
+    task_destroy(memory->trim);
+    free(memory);
+}

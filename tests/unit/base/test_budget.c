@@ -1,0 +1,216 @@
+/* The memory budget (C6): shares, the common part, tenants, and what many threads make of it. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/budget.h"
+
+enum { LIMIT = 100 * 1024, THREADS = 8, ROUNDS = 20000 };
+
+static int reset(void **state)
+{
+    (void)state;
+    budget_set_limit(LIMIT);
+    budget_freed_reset();
+    for (int i = 0; i < BUDGET_ACCOUNTS; i++) {
+        budget_set_bound(i, 0);
+        assert_int_equal(budget_used(i), 0);
+    }
+    return 0;
+}
+
+static size_t common_bytes(void)
+{
+    return budget_most(BUDGET_BODIES) - budget_share(BUDGET_BODIES);
+}
+
+static void fill(enum budget_account account, size_t bytes)
+{
+    assert_true(budget_charge(account, bytes));
+}
+
+/* ---- shares ---- */
+
+static void test_shares_and_the_common_part_are_the_limit(void **state)
+{
+    (void)state;
+    size_t sum = common_bytes();
+    for (int i = 0; i < BUDGET_ACCOUNTS; i++) {
+        assert_true(budget_share(i) > 0);
+        sum += budget_share(i);
+    }
+    assert_int_equal(sum, LIMIT);
+}
+
+static void test_an_account_within_its_share_is_never_refused(void **state)
+{
+    (void)state;
+    fill(BUDGET_UNSENT, budget_most(BUDGET_UNSENT)); /* with the whole common part */
+    assert_false(budget_is_full(BUDGET_UNSENT));
+    assert_false(budget_charge(BUDGET_UNSENT, 1));
+    for (int i = 0; i < BUDGET_ACCOUNTS; i++) {
+        if (i == BUDGET_UNSENT)
+            continue;
+        fill(i, budget_share(i));
+        assert_false(budget_charge(i, 1)); /* nothing common is left */
+        assert_int_equal(budget_used(i), budget_share(i));
+    }
+    budget_release(BUDGET_UNSENT, 1);
+    fill(BUDGET_TOKENS, 1);
+    budget_release(BUDGET_TOKENS, 1);
+    fill(BUDGET_UNSENT, 1);
+    for (int i = 0; i < BUDGET_ACCOUNTS; i++)
+        budget_release(i, budget_used(i));
+}
+
+static void test_what_cannot_be_refused_makes_its_account_full(void **state)
+{
+    (void)state;
+    budget_add(BUDGET_UNSENT, budget_most(BUDGET_UNSENT) + 1);
+    assert_true(budget_is_full(BUDGET_UNSENT));
+    assert_false(budget_is_full(BUDGET_BODIES));
+    budget_release(BUDGET_UNSENT, 1);
+    assert_false(budget_is_full(BUDGET_UNSENT));
+    budget_release(BUDGET_UNSENT, budget_used(BUDGET_UNSENT));
+}
+
+static void test_a_bound_holds_without_a_limit(void **state)
+{
+    (void)state;
+    budget_set_limit(0);
+    fill(BUDGET_STREAMS, SIZE_MAX / 2);
+    budget_release(BUDGET_STREAMS, SIZE_MAX / 2);
+    budget_set_bound(BUDGET_STREAMS, 1000);
+    fill(BUDGET_STREAMS, 1000);
+    assert_false(budget_charge(BUDGET_STREAMS, 1));
+    budget_release(BUDGET_STREAMS, 1000);
+}
+
+static void test_a_bound_above_the_share_does_not_raise_it(void **state)
+{
+    (void)state;
+    size_t most = budget_most(BUDGET_BODIES);
+    budget_set_bound(BUDGET_BODIES, 10 * LIMIT);
+    assert_int_equal(budget_most(BUDGET_BODIES), most);
+    assert_false(budget_charge(BUDGET_BODIES, most + 1));
+}
+
+/* ---- tenants ---- */
+
+static size_t take_all(uint64_t tenant)
+{
+    size_t taken = 0;
+    while (budget_charge_tenant(BUDGET_BODIES, tenant, 64))
+        taken += 64;
+    return taken;
+}
+
+static void test_a_tenant_leaves_room_for_others(void **state)
+{
+    (void)state;
+    size_t most = budget_most(BUDGET_BODIES);
+    size_t first = take_all(1), second = take_all(2), third = take_all(3);
+    assert_in_range(first, most / 2 - 128, most / 2 + 128);
+    assert_in_range(second, most / 4 - 128, most / 4 + 128);
+    assert_in_range(third, most / 8 - 128, most / 8 + 128);
+    assert_false(budget_has_room(BUDGET_BODIES, 1, 64));
+    assert_true(budget_has_room(BUDGET_BODIES, 4, 64));
+    budget_release_tenant(BUDGET_BODIES, 1, first);
+    assert_true(budget_has_room(BUDGET_BODIES, 1, 64));
+    budget_release_tenant(BUDGET_BODIES, 2, second);
+    budget_release_tenant(BUDGET_BODIES, 3, third);
+}
+
+static void test_a_tenant_holds_what_is_charged_already(void **state)
+{
+    (void)state;
+    size_t half = budget_most(BUDGET_REQUESTS) / 2;
+    fill(BUDGET_REQUESTS, half);
+    assert_true(budget_hold_tenant(BUDGET_REQUESTS, 1, half - 64));
+    assert_false(budget_hold_tenant(BUDGET_REQUESTS, 1, 128));
+    assert_true(budget_hold_tenant(BUDGET_REQUESTS, 2, 128));
+    budget_leave_tenant(BUDGET_REQUESTS, 1, half - 64);
+    budget_leave_tenant(BUDGET_REQUESTS, 2, 128);
+    assert_int_equal(budget_used(BUDGET_REQUESTS), half);
+    budget_release(BUDGET_REQUESTS, half);
+}
+
+/* ---- after a burst ---- */
+
+static void count_call(void *context)
+{
+    ++*(int *)context;
+}
+
+static void test_a_burst_is_reported_once(void **state)
+{
+    (void)state;
+    const size_t burst = 64u << 20;
+    int calls = 0;
+    budget_on_freed(count_call, &calls);
+    for (int i = 0; i < 3; i++) {
+        budget_add(BUDGET_VERSIONS, burst);
+        budget_release(BUDGET_VERSIONS, burst);
+    }
+    assert_int_equal(calls, 1);
+    budget_freed_reset();
+    budget_add(BUDGET_VERSIONS, burst);
+    budget_release(BUDGET_VERSIONS, burst);
+    assert_int_equal(calls, 2);
+    budget_on_freed(NULL, NULL);
+}
+
+/* ---- threads ---- */
+
+/* What was admitted, counted apart from the budget. */
+static atomic_size_t admitted;
+static atomic_bool was_exceeded;
+
+static void *charge_much(void *number)
+{
+    enum budget_account account = (uintptr_t)number % BUDGET_ACCOUNTS;
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        size_t bytes = 1024 * (1 + (i + (uintptr_t)number) % 12);
+        if (!budget_charge_tenant(account, i, bytes))
+            continue;
+        if (bytes + atomic_fetch_add(&admitted, bytes) > LIMIT)
+            atomic_store(&was_exceeded, true);
+        atomic_fetch_sub(&admitted, bytes);
+        budget_release_tenant(account, i, bytes);
+    }
+    return NULL;
+}
+
+static void test_threads_never_exceed_the_limit_together(void **state)
+{
+    (void)state;
+    pthread_t threads[THREADS];
+    for (uintptr_t i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, charge_much, (void *)(i / 2)), 0);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    assert_false(atomic_load(&was_exceeded));
+    for (int i = 0; i < BUDGET_ACCOUNTS; i++)
+        assert_int_equal(budget_used(i), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_shares_and_the_common_part_are_the_limit, reset),
+        cmocka_unit_test_setup(test_an_account_within_its_share_is_never_refused, reset),
+        cmocka_unit_test_setup(test_what_cannot_be_refused_makes_its_account_full, reset),
+        cmocka_unit_test_setup(test_a_bound_holds_without_a_limit, reset),
+        cmocka_unit_test_setup(test_a_bound_above_the_share_does_not_raise_it, reset),
+        cmocka_unit_test_setup(test_a_tenant_leaves_room_for_others, reset),
+        cmocka_unit_test_setup(test_a_tenant_holds_what_is_charged_already, reset),
+        cmocka_unit_test_setup(test_a_burst_is_reported_once, reset),
+        cmocka_unit_test_setup(test_threads_never_exceed_the_limit_together, reset),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
