@@ -105,7 +105,7 @@ void hydration_recent_add(struct hydration_lookup *lookup)
 {
     uint64_t correlation = hash_seeded(str_from(lookup->job.correlation_id));
     lookup->shard->recent[correlation % HYDRATION_RECENT_MAX] =
-        (struct hydration_recent){correlation, lookup->node.hash, RECENT_ASKED};
+        (struct hydration_recent){correlation, lookup->node.hash, 0, RECENT_ASKED};
 }
 
 /* Answers to the questions of all processes are kept, changes only of entities that are looked up or held here. `recent`: the question
@@ -139,8 +139,10 @@ static void deliver_valid(struct hydration_shard *shard, uint64_t hash, struct h
         hydration_count_ignored("duplicate");
     else if (recent && !first)
         hydration_count_ignored("late");
-    if (recent && (is_new || is_direct))
+    if (recent && (is_new || is_direct)) {
         recent->state = is_direct ? RECENT_ANSWERED_DIRECTLY : RECENT_ANSWERED;
+        recent->version = event->version;
+    }
     if (is_new)
         deliver_to_all(shard, hash, event, false);
 }
@@ -160,7 +162,8 @@ void hydration_deliver(struct hydration_shard *shard, const struct hydration_eve
         hydration_count_ignored("mismatch"); /* of another type, id or tenant than was asked for */
         return;
     }
-    if (recent && recent->state == RECENT_ANSWERED_DIRECTLY && !is_direct) {
+    if (recent && recent->state == RECENT_ANSWERED_DIRECTLY && !is_direct &&
+        recent->version == event->version) {
         recent->state = RECENT_ANSWERED; /* the bus's copy of the answer that was delivered */
         return;
     }

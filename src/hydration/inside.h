@@ -231,6 +231,7 @@ void hydration_lookups_stop(struct hydration_shard *shard);
  * answers, and the bus's copy of an answer that was delivered directly. */
 struct hydration_recent {
     uint64_t correlation, entity;
+    int64_t version; /* of the last answer: a retry over the bus may be answered with another one */
     enum { RECENT_ASKED, RECENT_ANSWERED_DIRECTLY, RECENT_ANSWERED } state;
 };
 

@@ -75,6 +75,23 @@ static void test_the_retry_of_a_direct_question_goes_over_the_bus(void **state)
     assert_true(turn_until_empty());
 }
 
+/* Only an answer of the same version is the bus's copy of the direct one. */
+static void test_the_answer_to_a_retry_counts_after_an_older_direct_answer(void **state)
+{
+    (void)state;
+    struct person ann = {0};
+    struct hydration_need need = rig_need("ann", rig_full);
+    ask(&ann, "ann", rig_full);
+    assert_true(turn_until_count(rig_questions, 1));
+    struct hydration_event direct = answer_of(HYDRATION_EVENT_UPDATED, 1);
+    hydration_deliver(rig_shard, &direct, true);
+    assert_int_equal(ann.result, HYDRATION_UPDATED);
+    hear_updated(2);
+    assert_int_equal(hydration_memory_find(&rig_shard->memory, &need, loop_now_ns(rig_loop)).outcome.version,
+                     2);
+    assert_true(turn_until_empty());
+}
+
 static void test_many_questions_to_a_local_owner_are_all_answered(void **state)
 {
     (void)state;
@@ -102,6 +119,7 @@ int main(void)
         TEST(test_an_entity_that_a_local_owner_does_not_have_is_not_found),
         TEST(test_a_type_without_a_local_owner_is_asked_over_the_bus),
         TEST(test_the_retry_of_a_direct_question_goes_over_the_bus),
+        TEST(test_the_answer_to_a_retry_counts_after_an_older_direct_answer),
         TEST(test_many_questions_to_a_local_owner_are_all_answered),
     };
     log_set_level(LOG_LEVEL_ERROR);
