@@ -192,7 +192,7 @@ struct hydration_lookup {
     TAILQ_HEAD(hydration_waiters, hydration_waiter) waiters;
     struct loop_timer timer;         /* WAITING: the sooner of the next two */
     int64_t retry_at_ns, find_at_ns; /* CLOCK_NEVER: not due */
-    int64_t job_ns;                  /* when the last job began */
+    int64_t read_ns;                 /* when the last job that reads the ledger began */
     /* After an event that was not enough: the pause before the ledger is read again, since it may not have stored that event yet. It
      * doubles; 0: nothing is missing in the ledger. */
     int64_t lag_ms;
@@ -220,6 +220,8 @@ struct hydration_lookup *hydration_lookup_open(struct hydration_shard *shard, ui
 void hydration_lookup_start(struct hydration_lookup *lookup, enum hydration_job_kind kind);
 /* Reads the ledger again soon: an event that arrived was not enough, or the ledger lags. */
 void hydration_lookup_again(struct hydration_lookup *lookup);
+void hydration_lookup_go_on(
+    struct hydration_lookup *lookup); /* the same, if it has waiters and no such plan */
 void hydration_lookup_answered(
     struct hydration_lookup *lookup); /* an answer for it arrived: no retry is due */
 bool hydration_lookup_is_own(const struct hydration_lookup *lookup, struct str correlation_id);

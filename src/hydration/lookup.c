@@ -147,10 +147,18 @@ static void find_at(struct hydration_lookup *lookup, int64_t at_ns)
 void hydration_lookup_again(struct hydration_lookup *lookup)
 {
     int64_t now_ns = loop_now_ns(lookup->shard->loop),
-            spaced_ns = lookup->job_ns + HYDRATION_REREAD_MS * CLOCK_NS_PER_MS;
+            spaced_ns = lookup->read_ns + HYDRATION_REREAD_MS * CLOCK_NS_PER_MS;
     lookup->lag_ms = HYDRATION_REREAD_MS;
     find_at(lookup, spaced_ns > now_ns ? spaced_ns : now_ns);
     arm_timer(lookup);
+}
+
+/* A lookup that is kept for its retry alone does not read the ledger: it does again for waiters that join it. */
+void hydration_lookup_go_on(struct hydration_lookup *lookup)
+{
+    if (lookup->state == LOOKUP_WAITING && !TAILQ_EMPTY(&lookup->waiters) &&
+        lookup->find_at_ns == CLOCK_NEVER)
+        hydration_lookup_again(lookup);
 }
 
 /* ---- the job, on a worker ---- */
@@ -287,8 +295,7 @@ static void on_job_done(struct worker_job *worker)
             find_at(lookup, ns_from_now(lookup, lookup->policy.in_flight_window_ms));
     }
     move_lookup(lookup, LOOKUP_WAITING);
-    if (!TAILQ_EMPTY(&lookup->waiters) && lookup->find_at_ns == CLOCK_NEVER)
-        hydration_lookup_again(lookup); /* for waiters that joined in a callback */
+    hydration_lookup_go_on(lookup); /* for waiters that joined in a callback */
     hydration_lookup_end_unused(lookup);
     hydration_waiters_call(shard);
     if (shard->turns.queued > 0)
@@ -314,7 +321,8 @@ static void prepare_job(struct hydration_lookup *lookup)
     job->granted = job->is_answered = false;
     job->status = job->asked = STATUS_OK;
     job->error = (struct error){0};
-    lookup->job_ns = loop_now_ns(lookup->shard->loop);
+    if (job->kind != LOOKUP_RETRY)
+        lookup->read_ns = loop_now_ns(lookup->shard->loop);
     job->deadline_ns = job->waits_until_ns = ns_from_now(lookup, lookup->policy.wait_timeout_ms);
     if (!TAILQ_EMPTY(&lookup->waiters))
         job->waits_until_ns = TAILQ_LAST(&lookup->waiters, hydration_waiters)->deadline_ns;
@@ -351,6 +359,7 @@ static void start_jobs(struct loop_tick *tick)
         /* While it was QUEUED, its waiters may have left, and its retry may have been answered. */
         if (lookup->job.kind == LOOKUP_RETRY ? lookup->job.is_answered : TAILQ_EMPTY(&lookup->waiters)) {
             move_lookup(lookup, LOOKUP_WAITING);
+            hydration_lookup_go_on(lookup);
             hydration_lookup_end_unused(lookup);
             continue;
         }

@@ -160,6 +160,7 @@ bool hydration_waiter_join(struct hydration_waiter *waiter, const struct hydrati
     TAILQ_INSERT_TAIL(&lookup->waiters, waiter, link);
     if (!waiter->has_joined)
         hydration_lookup_start(lookup, LOOKUP_FIND);
+    hydration_lookup_go_on(lookup);
     return true;
 }
 
@@ -329,7 +330,7 @@ static void on_waiter_due(struct loop_timer *timer)
     if (waiter->state != HYDRATION_WAITER_LAST_READ) {
         waiter->state = HYDRATION_WAITER_LAST_READ;
         loop_timer_start(shard->loop, &waiter->timer, waiter->deadline_ns, on_waiter_due);
-        if (now_ns - lookup->job_ns >= 2 * last_read_ns(waiter))
+        if (now_ns - lookup->read_ns >= 2 * last_read_ns(waiter))
             hydration_lookup_start(lookup, LOOKUP_LAST_READ);
         return;
     }
