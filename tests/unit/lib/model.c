@@ -12,6 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/hash.h"
+
 enum { HANGS_S = 30 };
 
 static struct place { /* where the child is */
@@ -79,13 +81,22 @@ void model_pass_ms(int64_t ms)
     now_ns += ms * 1000000;
 }
 
-/* What src/base/clock.c calls in programs that are linked with model_clock_args. */
+/* What src/base calls in programs that are linked with model_wrap_args. */
 int __wrap_clock_gettime(clockid_t clock, struct timespec *now);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *now)
 {
     int64_t epoch_s = clock == CLOCK_REALTIME ? 1700000000 : 0;
     *now = (struct timespec){.tv_sec = epoch_s + now_ns / 1000000000, .tv_nsec = now_ns % 1000000000};
     return 0;
+}
+
+ssize_t __wrap_getrandom(void *buffer, size_t size, unsigned flags);
+ssize_t __wrap_getrandom(void *buffer, size_t size, unsigned flags)
+{
+    (void)flags;
+    for (size_t i = 0; i < size; i++)
+        ((unsigned char *)buffer)[i] = (unsigned char)model_below(256);
+    return (ssize_t)size;
 }
 
 /* ---- runs ---- */
@@ -121,6 +132,7 @@ static void run(const struct model *model, uint64_t seed, unsigned steps)
 
 static _Noreturn void run_all(const struct model *model, uint64_t first, uint64_t count, unsigned steps)
 {
+    (void)hash_seeded(STR("")); /* draws the process's seed of hashes: the same for all runs */
     if (model->open)
         model->open();
     for (uint64_t seed = first; seed < first + count; seed++)

@@ -51,7 +51,8 @@ _Noreturn void model_fail(const char *file, int line, const char *format, ...)
             model_fail(__FILE__, __LINE__, __VA_ARGS__); \
     } while (0)
 
-/* ---- time, in programs that are linked with model_clock_args: it stands still unless it is moved; each run begins at the same ---- */
+/* ---- time, in programs that are linked with model_wrap_args: it stands still unless it is moved; each run begins at the same ----
+ * There the randomness of src/ is the run's as well. */
 int64_t model_now_ns(void);
 void model_pass_ms(int64_t ms);
 
