@@ -69,6 +69,8 @@ void http_connection_drop(struct http_connection *connection)
     loop_tick_cancel(home->loop, &connection->tick);
     close(connection->io.fd);
     http_budget_free_unsent(connection);
+    if (home->idle_hand == connection)
+        home->idle_hand = LIST_NEXT(connection, entry);
     LIST_REMOVE(connection, entry);
     atomic_fetch_sub_explicit(&home->server->connection_count, 1, memory_order_relaxed);
     metric_change(home->server->connections_gauge, -1);
@@ -322,6 +324,7 @@ static void take_turn(struct http_connection *connection)
         return;
     connection->running = true;
     connection->wants_turn = false;
+    uint64_t sent_before = connection->sent_bytes;
     bool is_alive = true;
     for (unsigned round = 0; is_alive; round++) {
         if (connection->out == &connection->own_out && buf_len(&connection->own_out) == 0) {
@@ -333,7 +336,7 @@ static void take_turn(struct http_connection *connection)
         is_alive = connection->state != HTTP_STATE_DEAD && write_out(connection);
         if (!has_more || !is_alive || buf_len(connection->out) > 0)
             break;
-        if (round == HTTP_ROUNDS_PER_TURN) {
+        if (round == HTTP_ROUNDS_PER_TURN || connection->sent_bytes - sent_before >= HTTP_TURN_BYTES_MAX) {
             connection->wants_turn = true;
             break;
         }
@@ -415,6 +418,35 @@ static void on_event(struct loop_io *io, unsigned events)
     take_turn(connection);
 }
 
+/* Does it wait for a request, or for the rest of a head, longer than clients need who send one? */
+static bool is_idle(const struct http_connection *connection, int64_t now_ns)
+{
+    return connection->state == HTTP_STATE_HEAD && !connection->is_unsent &&
+           now_ns - connection->state_since_ns >= HTTP_IDLE_MIN_MS * CLOCK_NS_PER_MS;
+}
+
+/* Of some connections of this loop, other ones each time, closes the one that has been idle for longest: a client may hold any
+ * number of connections, but not the last ones. */
+static bool close_idle(struct http_home *home)
+{
+    struct http_connection *longest = NULL, *connection = home->idle_hand;
+
+    for (unsigned i = 0; i < HTTP_IDLE_SAMPLES; i++) {
+        if (!connection && !(connection = LIST_FIRST(&home->connections)))
+            break;
+        if (is_idle(connection, loop_now_ns(home->loop)) &&
+            (!longest || connection->state_since_ns < longest->state_since_ns))
+            longest = connection;
+        connection = LIST_NEXT(connection, entry);
+    }
+    home->idle_hand = connection;
+    if (!longest)
+        return false;
+    metric_add(home->server->idle_closes, 1);
+    http_connection_drop(longest);
+    return true;
+}
+
 void http_connection_open(struct http_home *home, int fd, const struct sockaddr_storage *peer)
 {
     const struct http_limits *limits = &home->server->config.limits;
@@ -430,7 +462,8 @@ void http_connection_open(struct http_home *home, int fd, const struct sockaddr_
     connection->out = &connection->own_out;
     if (peer)
         connection->peer = *peer;
-    if (before >= limits->connections_max + limits->connections_extra ||
+    bool is_full = before >= limits->connections_max && !close_idle(home);
+    if ((is_full && before >= limits->connections_max + limits->connections_extra) ||
         loop_io_start(home->loop, &connection->io, fd, LOOP_READ, on_event, &error) != STATUS_OK) {
         close(fd);
         free(connection);
@@ -442,7 +475,7 @@ void http_connection_open(struct http_home *home, int fd, const struct sockaddr_
     metric_change(home->server->connections_gauge, 1);
     connection->progress_ns = now_ns(connection);
     http_connection_move(connection, HTTP_STATE_HEAD);
-    if (before >= limits->connections_max)
+    if (is_full)
         http_connection_fail(connection, STATUS_OVERLOADED);
     else if (home->draining)
         http_connection_fail(connection, STATUS_UNAVAILABLE);

@@ -123,6 +123,8 @@ static enum http_step read_body(struct http_exchange *exchange)
         case HTTP_BODY_MORE:
             if (exchange->connection->saw_end)
                 return refuse_body(exchange, STATUS_BAD_REQUEST, "the body ended early");
+            if (!http_exchange_hold(exchange))
+                return refuse_body(exchange, STATUS_OVERLOADED, "too many requests of the tenant wait");
             return HTTP_STEP_PARKED;
         case HTTP_BODY_DONE:
             if (buf_len(&exchange->body_bytes) > 0)

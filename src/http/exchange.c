@@ -26,6 +26,34 @@ const uint16_t http_progress_next[HTTP_PROGRESSES] = {
     [HTTP_STREAM_WAITS] = TO(ANSWERED) | TO(STREAMING) | TO(STREAM_ENDING),
 };
 
+/* ---- held connections ---- */
+
+bool http_exchange_hold(struct http_exchange *exchange)
+{
+    struct http_server *server = exchange->home->server;
+    uint64_t share =
+        exchange->holder == 0 && server->config.share_of ? server->config.share_of(&exchange->request) : 0;
+
+    if (share == 0)
+        return true;
+    atomic_uint *held = &server->held[share % HTTP_HOLDERS];
+    if (atomic_fetch_add_explicit(held, 1, memory_order_relaxed) >= server->config.limits.held_max) {
+        atomic_fetch_sub_explicit(held, 1, memory_order_relaxed);
+        metric_add(server->held_refused, 1);
+        return false;
+    }
+    exchange->holder = 1 + (unsigned)(share % HTTP_HOLDERS);
+    return true;
+}
+
+static void end_hold(struct http_exchange *exchange)
+{
+    atomic_fetch_sub_explicit(&exchange->home->server->held[exchange->holder - 1], 1, memory_order_relaxed);
+    exchange->holder = 0;
+}
+
+/* ---- life ---- */
+
 static size_t reading_bytes(const struct http_exchange *exchange, size_t block_bytes)
 {
     return sizeof *exchange + HTTP_ARENA_BYTES + block_bytes +
@@ -92,6 +120,8 @@ struct http_exchange *http_exchange_acquire(struct http_connection *connection)
 
 void http_exchange_destroy(struct http_exchange *exchange)
 {
+    if (exchange->holder)
+        end_hold(exchange);
     arena_deinit(&exchange->arena);
     http_budget_free_body(exchange);
     http_budget_set_exchange(exchange, 0);
@@ -121,6 +151,8 @@ void http_exchange_release(struct http_exchange *exchange)
 
 void http_exchange_next(struct http_exchange *exchange)
 {
+    if (exchange->holder)
+        end_hold(exchange);
     if (exchange->body_bytes.data)
         http_budget_free_body(exchange);
     if (exchange->arena.first)
@@ -268,7 +300,7 @@ bool http_request_park(struct http_request *request, int64_t deadline_ns, http_t
     if (exchange->deadline_ns != 0 && deadline_ns > exchange->deadline_ns)
         deadline_ns = exchange->deadline_ns;
     exchange->is_late = true;
-    if (!http_budget_hold_waiting(exchange) ||
+    if (!http_exchange_hold(exchange) || !http_budget_hold_waiting(exchange) ||
         !loop_park(exchange->home->loop, exchange, deadline_ns, on_park_timeout, ref)) {
         *ref = (struct loop_park_ref){0};
         http_send_error(request, &(struct error){.status = STATUS_OVERLOADED});
@@ -400,7 +432,7 @@ void http_work_submit(struct http_exchange *exchange)
     http_work_set_deadline(exchange);
     exchange->handler = exchange->request.route->handler;
     exchange->next_pool = NULL;
-    if (http_budget_hold_waiting(exchange) &&
+    if (http_exchange_hold(exchange) && http_budget_hold_waiting(exchange) &&
         loop_park(exchange->home->loop, exchange, exchange->deadline_ns, on_deadline, &exchange->park)) {
         http_exchange_move(exchange, HTTP_ON_WORKER);
         exchange->connection->refs++;

@@ -226,8 +226,9 @@ enum status http_router_add(struct http_router *router, const struct http_route 
 struct http_limits { /* C6; every one configurable */
     size_t body_bytes_max, target_bytes_max, header_bytes_max;
     size_t header_count_max;
-    size_t connections_max;    /* of the whole server; one more is answered 503 and closed */
-    size_t connections_extra;  /* past that, being answered so; one more is closed at once */
+    size_t connections_max;   /* of the whole server; one more is answered 503 and closed */
+    size_t connections_extra; /* past that, being answered so; one more is closed at once */
+    size_t held_max; /* held by unfinished requests of one tenant, if there is share_of; past it 503 */
     int64_t header_timeout_ms; /* first byte to end of headers, total */
     int64_t body_timeout_ms;   /* without progress, or below body_rate_min */
     int64_t idle_timeout_ms;   /* keep-alive between requests */
@@ -252,8 +253,8 @@ struct http_server_config {
      * and no worker holds it. It must not touch the answer. */
     http_step_fn *idempotency;
     void (*on_idempotency_end)(struct http_request *request);
-    /* A hash of the request's tenant, which may take at most half of bodies_bytes_max; NULL = no such limit. On the loop,
-     * after the gate. */
+    /* A hash of the request's tenant, 0 = it has none, which may take at most half of bodies_bytes_max and held_max connections;
+     * NULL = no such limits. On the loop. */
     uint64_t (*share_of)(const struct http_request *request);
 };
 struct http_server;

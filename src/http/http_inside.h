@@ -26,11 +26,15 @@ enum {
     HTTP_DISCARD_BYTES_MAX = 64 * 1024,      /* of an unread body that is dropped to keep the connection */
     HTTP_STREAM_ROOM_BYTES = 64 * 1024,      /* asked of a stream's source at once */
     HTTP_ROUNDS_PER_TURN = 16,               /* writes of one connection before others have their turn */
+    HTTP_TURN_BYTES_MAX = 1024 * 1024,       /* the same in bytes that were written */
     HTTP_REQUESTS_PER_TURN = 128,            /* the same for pipelined requests */
     HTTP_SPARE_EXCHANGES_MAX = 64,           /* kept per loop */
     HTTP_ARENA_BYTES = 4 * 1024,             /* of a request, without another malloc */
     HTTP_LINGER_MS = 2000,                   /* after the last answer, for the client to read it */
     HTTP_LINGER_BYTES_MAX = 4 * 1024 * 1024,
+    HTTP_HOLDERS = 1024,     /* of connections: tenants, by a hash */
+    HTTP_IDLE_SAMPLES = 64,  /* connections looked at for one to close, when there are too many */
+    HTTP_IDLE_MIN_MS = 1000, /* before a connection may be closed so */
     HTTP_CACHE_LINE_BYTES = 64,
 };
 
@@ -121,6 +125,7 @@ struct http_exchange {
     uint64_t body_before;  /* received at its beginning */
     struct arena arena;
 
+    unsigned holder; /* of its connection: 1 + its tenant's place in the server's `held`; 0 = not counted */
     struct http_entry *entry; /* the router's, or the server's for requests without a route */
     int64_t started_ns;
     enum http_progress progress;
@@ -188,6 +193,7 @@ struct http_home {
     SLIST_HEAD(, http_exchange) spares;
     unsigned spare_count;
     LIST_HEAD(, http_connection) connections;
+    struct http_connection *idle_hand; /* the next to be looked at; NULL = the first */
     struct http_tally tally;
     char date_line[CLOCK_HTTP_DATE_BYTES - 1 + 8]; /* "Date: …\r\n" */
     int64_t date_until_ns;
@@ -208,9 +214,11 @@ struct http_server {
     atomic_uint connection_count;
     unsigned port;
     struct http_entry *unmatched; /* counts requests without a route */
-    struct metric_series *connections_gauge, *parse_errors, *slow_cuts, *full_cuts;
-    atomic_uint homes_to_cut; /* loops that a message of budget.c is on its way to */
-    atomic_uint homes_left;   /* to drain */
+    struct metric_series *connections_gauge, *parse_errors, *slow_cuts, *full_cuts, *idle_closes,
+        *held_refused;
+    atomic_uint homes_to_cut;       /* loops that a message of budget.c is on its way to */
+    atomic_uint held[HTTP_HOLDERS]; /* connections, by tenant: http_exchange_hold() */
+    atomic_uint homes_left;         /* to drain */
     int64_t drain_deadline_ns;
     void (*on_drained)(void *arg);
     void *drained_arg;
@@ -256,6 +264,9 @@ void http_exchange_make_body_room(struct http_exchange *exchange); /* after a he
 void http_exchange_fill_request(struct http_exchange *exchange);   /* out of its head */
 struct str http_exchange_field(const struct http_exchange *exchange, enum http_field field); /* the first */
 void http_exchange_unpark(struct http_exchange *exchange);
+/* The request does not end within this turn: it waits, streams, runs on a worker, or its body is still to come. Until it ends it
+ * holds its connection, of which one tenant's requests hold at most limits.held_max. False: they do, answer 503. */
+bool http_exchange_hold(struct http_exchange *exchange);
 void http_work_set_deadline(struct http_exchange *exchange); /* the row's, from now, unless it runs already */
 void http_work_submit(struct http_exchange *exchange);
 

@@ -3,7 +3,7 @@
 #include "base/memory.h"
 #include "http/http_inside.h"
 
-enum { REQUESTS, DURATIONS, CONNECTIONS, PARSE_ERRORS, CUTS };
+enum { REQUESTS, DURATIONS, CONNECTIONS, PARSE_ERRORS, CUTS, IDLE_CLOSES, HELD_REFUSED };
 
 static struct metric_family families[] = {
     [REQUESTS] = {.name = "http_requests_total",
@@ -21,6 +21,10 @@ static struct metric_family families[] = {
                   "Connections cut because their client was slow: slow = below writeRate, full = there was "
                   "no memory for its answers or its request.",
               .labels = {"reason"}},
+    [IDLE_CLOSES] = {.name = "http_idle_closed_total",
+                     .help = "Idle connections closed because there were too many connections."},
+    [HELD_REFUSED] = {.name = "http_held_refused_total",
+                      .help = "Requests refused because their tenant held half of the connections."},
 };
 
 void http_tally_register(struct http_server *server)
@@ -31,6 +35,8 @@ void http_tally_register(struct http_server *server)
     server->parse_errors = metric_series_get(&families[PARSE_ERRORS], NULL);
     server->slow_cuts = metric_series_get(&families[CUTS], &(struct str){"slow", 4});
     server->full_cuts = metric_series_get(&families[CUTS], &(struct str){"full", 4});
+    server->idle_closes = metric_series_get(&families[IDLE_CLOSES], NULL);
+    server->held_refused = metric_series_get(&families[HELD_REFUSED], NULL);
     server->unmatched = memory_zalloc(sizeof *server->unmatched);
 }
 

@@ -32,13 +32,14 @@ static const struct setting_row http_limit_rows[] = {
     {"headerCount", SETTING_INT, HTTP_ROW(limits.header_count_max), "Most header lines; past it 431.", "100",
      8, 1000},
     {"connections", SETTING_INT, HTTP_ROW(limits.connections_max),
-     "Most connections at once over all loops; past it a new one gets 503 and is closed.", "50000", 1,
-     1000000},
+     "Most connections at once over all loops; past it an idle one is closed, else a new one gets 503. Requests of one tenant that wait or stream hold at most half.",
+     "50000", 1, 1000000},
     {"reservedDescriptors", SETTING_INT, HTTP_ROW(reserved_descriptors),
      "File descriptors that connections of clients leave to databases, engines and files; at most half of the process's limit.",
      "256", 16, 1000000},
     {"parked", SETTING_INT, HTTP_ROW(parked_max),
-     "Most requests waiting for something at once, per loop; past it 503.", "65536", 10000, 1000000},
+     "Most requests waiting for something at once, per loop; past it 503. Those of one tenant take at most half.",
+     "65536", 10000, 1000000},
     {"headerTimeout", SETTING_DURATION_MS, HTTP_ROW(limits.header_timeout_ms),
      "Time for a whole header section to arrive, first byte to last; past it 408.", "10s", 10, HOUR_MS},
     {"bodyTimeout", SETTING_DURATION_MS, HTTP_ROW(limits.body_timeout_ms),
@@ -376,6 +377,13 @@ void kernel_descriptors_raise(void)
     }
 }
 
+/* Of that many places one tenant has half, so that others find some. */
+static struct http_limits with_held(struct http_limits limits, size_t parked_max)
+{
+    limits.held_max = ((limits.connections_max < parked_max ? limits.connections_max : parked_max) + 1) / 2;
+    return limits;
+}
+
 struct http_limits kernel_http_limits(const struct kernel_http_settings *http)
 {
     struct http_limits limits = http->limits;
@@ -388,7 +396,7 @@ struct http_limits kernel_http_limits(const struct kernel_http_settings *http)
     size_t wanted = limits.connections_max;
     limits.connections_extra = EXTRA_CONNECTIONS_MAX;
     if (wanted + EXTRA_CONNECTIONS_MAX <= most)
-        return limits;
+        return with_held(limits, (size_t)http->parked_max);
     if (limits.connections_extra > most / 8)
         limits.connections_extra = most / 8;
     most -= limits.connections_extra;
@@ -396,5 +404,5 @@ struct http_limits kernel_http_limits(const struct kernel_http_settings *http)
     if (limits.connections_max < wanted)
         log_info("connections_bounded_by_descriptors", LOG_INT("connections", limits.connections_max),
                  LOG_INT("configured", wanted));
-    return limits;
+    return with_held(limits, (size_t)http->parked_max);
 }

@@ -2,31 +2,29 @@
 import signal
 import socket
 
-from lib.refdata import item_path, module_refdata_db, pod, slow_dictionary  # noqa: F401
+from lib.refdata import item_path, module_refdata_db, path, pod, slow_dictionary  # noqa: F401
 from lib.wait import eventually
 from lib.wire import RawConnection, request_bytes
 
 HEALTH = request_bytes("GET", "/actuator/health/liveness")
 
 
-def test_c7_one_connection_too_many_is_told_so(serve, module_refdata_db):
-    server = serve(module_refdata_db, pod(http={"limits": {"connections": 4}}))
+def test_c7_one_connection_too_many_is_told_so(serve, module_refdata_db, token):
+    server = serve(module_refdata_db, pod("FEATURE", http={"limits": {"connections": 4}}))
     held = []
-    for _ in range(4):
+    for tenant in ("a", "a", "b", "b"):  # half of them for each
         # The readiness check's own connection may still be closing.
-        def welcome():
+        def follow():
             connection = server.raw()
-            if connection.exchange(HEALTH).status == 200:
-                return connection
-            connection.close()
-            return None
-        held.append(eventually(welcome))
+            connection.send(request_bytes("GET", path("FEATURE", "/watch", tenant), {"Authorization": f"Bearer {token(tenant)}"}))
+            return connection.read_head().status == 200 and connection
+        held.append(eventually(follow))
     with server.raw() as extra:
         answer = extra.exchange(HEALTH)
         assert answer.status == 503 and answer.headers["retry-after"] and answer.json()["code"] == "OVERLOADED"
         assert extra.is_closed()
     for connection in held:
-        assert connection.exchange(HEALTH).status == 200
+        assert connection.read_chunk()
     held[0].close()
 
     def room_again():

@@ -17,8 +17,6 @@ from lib.refdata import make_table, module_refdata_db, pod, refdata_db, set_vers
 from lib.wait import eventually, free_port
 from lib.wire import request_bytes
 
-CONNECTIONS = 4
-
 
 def test_every_route_is_described_and_every_described_one_exists():
     routes = {tuple(line.split()[:2]) for line in run("routes").stdout.splitlines()}
@@ -27,12 +25,13 @@ def test_every_route_is_described_and_every_described_one_exists():
 
 # ---- servers ----
 
-def fill(server):
-    """Takes every connection the server gives, and holds on to them."""
-    def is_full():
+def fill(server, bearer):
+    """Takes the only connection the server gives, by a stream that does not end."""
+    def follow():
         connection = server.raw()
-        return connection.exchange(request_bytes("GET", "/actuator/health/liveness")).status == 503
-    eventually(is_full)
+        connection.send(request_bytes("GET", target_of(OPERATIONS["watch"]), {"Authorization": f"Bearer {bearer}"}))
+        return connection.read_head().status == 200
+    eventually(follow)
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +54,12 @@ def servers(module_serve, module_refdata_db, token):
         working=module_serve(module_refdata_db, working),
         impatient=module_serve(module_refdata_db, {**working, "http": {"limits": {"headerTimeout": "200ms"}},
                                                    "entitlement": {"hydration": {"enabled": True}}}),
-        full=module_serve(module_refdata_db, {**working, "http": {"limits": {"connections": CONNECTIONS}}}),
+        full=module_serve(module_refdata_db, {**working, "http": {"limits": {"connections": 1}}}),
         limited=module_serve(module_refdata_db, {**working, "limits": {"rates": [{"rate": 0.001}]}}),
         cut_off=module_serve.make(module_refdata_db, cut_off).start(ready=False),
         token=token(TENANT, scope="entitlement:write entitlement:read notification:read"), strange_token=token("other"),
         homeless_token=token(None))
-    fill(group.full)
+    fill(group.full, group.token)
     assert Asking(group.limited, group.token).ask(OPERATIONS["getVersion"]).status == 200  # the only one
     eventually(lambda: "serving" in group.cut_off.log())
     group.answers_of = lru_cache(None)(lambda name: collect(group, name))
