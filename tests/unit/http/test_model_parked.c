@@ -43,8 +43,10 @@ static struct asked *asked_by(const struct http_request *request)
 {
     struct error error;
     struct str id;
-    MODEL_CHECK(http_request_param(request, "id", &id, &error) == STATUS_OK, "no number");
-    return &asked[atoi(id.ptr)];
+    uint64_t number = 0;
+    MODEL_CHECK(http_request_param(request, "id", &id, &error) == STATUS_OK && str_to_u64(id, &number),
+                "no number");
+    return &asked[number];
 }
 
 static void send_number(struct http_request *request, int status)
@@ -300,7 +302,8 @@ static void check_answer(size_t client, const struct answer *answer)
         return;
     }
     MODEL_CHECK(answer->status == own->status, "status %d, not %d", answer->status, own->status);
-    MODEL_CHECK(answer->body.len && atoi(answer->body.ptr) == own - asked,
+    uint64_t number = 0;
+    MODEL_CHECK(str_to_u64(answer->body, &number) && &asked[number] == own,
                 "the answer to %.*s is read for %td", STR_ARG(answer->body), own - asked);
 }
 
