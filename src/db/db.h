@@ -303,6 +303,26 @@ struct db_listener *db_listener_create(const struct db_listener_config *config);
 /* Created on its loop or before that runs; destroyed on it or after it ended, also by its own callbacks. */
 void db_listener_destroy(struct db_listener *listener);
 
+/* Poll: a condition that is looked at in intervals, in case a notice was lost. Polls of one server on one loop share a connection
+ * and a statement, which has the shortest of their intervals. The callback runs on that loop. */
+#define DB_POLL_UNKNOWN \
+    (-1) /* the condition could not be evaluated, or the connection was lost: look for yourself */
+struct db_poll;
+struct db_poll_config {
+    struct loop *loop;
+    const struct db_target *target;
+    const char *
+        sql; /* an expression of a whole number that is not negative; copied. It must be cheap while there is nothing to do */
+    int64_t every_ms;
+    void (*on_value)(void *context, int64_t value);
+    void *context;
+};
+/* NULL when the target's URL cannot be understood. Created and destroyed as a listener. */
+struct db_poll *db_poll_create(const struct db_poll_config *config);
+void db_poll_destroy(struct db_poll *poll);
+/* Any thread. While it is false nobody polls; on_value(DB_POLL_UNKNOWN) is called when it becomes so. False for NULL. */
+bool db_poll_is_up(const struct db_poll *poll);
+
 /* Notifier: one connection that sends coalesced NOTIFYs after commits, at most one round every `window_us`. Those of one
  * server on one loop are one; it has the shortest window. NOTIFY inside a writing transaction would serialise all commits. db_notify() is
  * for any thread, takes no round trip, and the same (channel, payload) waiting already is sent once. Bounded:

@@ -17,7 +17,7 @@
 enum {
     OWN_THREADS = 12, /* beside handlers of events: four outboxes with two tasks each, retention, upkeep */
     GRACE_MS = 3000,
-    CLEANUP_MS = 5000, /* of hydration */
+    CLEANUP_MS = 15000, /* of hydration */
     PROBE_MS = 1000,
     PROBE_TIMEOUT_MS = 3000,
     MIGRATE_TIMEOUT_MS = 120000,

@@ -4,8 +4,8 @@
  *   lease   extends the lease of a batch that takes long to publish
  *   upkeep  counts pending events; deletes published ones by retention (O6)
  *
- * The step is woken by a commit in this process and by a notice of another one; it also runs when the poll interval is over, which
- * covers lost notices, and when a backoff ends. */
+ * The step is woken by a commit in this process and by a notice of another one, by the poll while the table has live events, which
+ * covers lost notices, and when a backoff ends. It polls by itself while the poll has no connection. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -129,8 +129,10 @@ static int64_t outbox_step(struct task *task, void *context)
     if (claim->count == 0 && claim->more)
         return TASK_NOW;
     if (claim->count == 0) {
-        int64_t poll_ns = TASK_MS(backoff_spread_ms(outbox->settings.poll_ms));
-        return outbox->due_ns - now_ns < poll_ns ? outbox->due_ns - now_ns : poll_ns;
+        int64_t poll_ns =
+            db_poll_is_up(outbox->poll) ? TASK_IDLE : TASK_MS(backoff_spread_ms(outbox->settings.poll_ms));
+        bool is_due_first = outbox->due_ns != CLOCK_NEVER && outbox->due_ns - now_ns < poll_ns;
+        return is_due_first ? outbox->due_ns - now_ns : poll_ns;
     }
     publish_batch(outbox);
     const struct outbox_result *outage = NULL;
@@ -231,13 +233,16 @@ static int64_t outbox_upkeep(struct task *task, void *context)
     struct db_result *rows = NULL;
     enum status status = db_acquire(outbox->upkeep_pool, clock_deadline_ms(UPKEEP_MS), &conn, &error);
     int64_t began_ns = clock_mono_ns();
-    if (status == STATUS_OK && began_ns >= outbox->measure_ns) {
+    bool is_known = outbox->is_gauged_empty && atomic_load(&outbox->is_empty);
+    if (status == STATUS_OK && began_ns >= outbox->measure_ns && !is_known) {
         status = db_query(conn, &outbox->sql.gauge, NULL, clock_deadline_ms(UPKEEP_MS), &rows, &error);
         int64_t ended_ns = clock_mono_ns();
         outbox->measure_ns = ended_ns + MEASURE_SHARE * (ended_ns - began_ns);
     }
-    if (rows)
+    if (rows) {
         outbox_gauges_set(&outbox->gauges, outbox->config.table->module, rows);
+        outbox->is_gauged_empty = db_result_rows(rows) == 0;
+    }
     db_result_free(rows);
     if (status == STATUS_OK)
         status = delete_published(outbox, conn, &error);
@@ -278,6 +283,14 @@ static void on_notice(void *context, struct str channel, struct str payload)
 static void on_listening(void *context)
 {
     outbox_wake(context);
+}
+
+static void on_poll(void *context, int64_t pending)
+{
+    struct outbox *outbox = context;
+    atomic_store(&outbox->is_empty, pending == 0);
+    if (pending != 0)
+        outbox_wake(outbox);
 }
 
 /* ---- life ---- */
@@ -344,6 +357,12 @@ void outbox_start(struct outbox *outbox)
                                                                        .on_notice = on_notice,
                                                                        .on_listening = on_listening,
                                                                        .context = outbox});
+    outbox->poll = db_poll_create(&(struct db_poll_config){.loop = outbox->config.loop,
+                                                           .target = &outbox->target,
+                                                           .sql = outbox->sql.pending.text.ptr,
+                                                           .every_ms = outbox->settings.poll_ms,
+                                                           .on_value = on_poll,
+                                                           .context = outbox});
     task_start(outbox->step, TASK_NOW);
     task_start(outbox->lease, TASK_MS(outbox->settings.lease_ms / 3));
     task_start(outbox->upkeep, TASK_NOW);
@@ -384,6 +403,7 @@ void outbox_destroy(struct outbox *outbox)
     task_destroy(outbox->lease);
     task_destroy(outbox->upkeep);
     db_listener_destroy(outbox->listener);
+    db_poll_destroy(outbox->poll);
     outbox_gauges_deinit(&outbox->gauges);
     db_result_free(outbox->claim.rows);
     arena_deinit(&outbox->claim.arena);

@@ -10,6 +10,7 @@
 #define FRESHET_OUTBOX_OUTBOX_INSIDE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "base/arena.h"
 #include "base/backoff.h"
@@ -26,6 +27,7 @@ enum {
 /* ---- sql.c ---- */
 struct outbox_sql {
     struct db_statement settle, claim_first, claim_after, release, renew, gauge, cleanup;
+    struct db_statement pending; /* an expression, for the poll */
 };
 void outbox_sql_init(struct outbox_sql *sql, const struct outbox_table *table, struct arena *arena);
 /* The template with each @name replaced by the table's own. */
@@ -82,6 +84,8 @@ struct outbox {
     struct outbox_sql sql;
     char worker[256]; /* locked_by */
     struct db_listener *listener;
+    struct db_poll *poll;
+    atomic_bool is_empty; /* as the last poll found it */
     struct task *step, *lease, *upkeep;
     /* One connection each. Step and lease share one, so that a batch is settled by the connection that claimed it, unless
      * that was lost. Upkeep, which may take long, has another. */
@@ -96,6 +100,7 @@ struct outbox {
     /* upkeep's */
     struct outbox_gauges gauges;
     int64_t measure_ns, cleanup_ns; /* not before */
+    bool is_gauged_empty;           /* all gauges are 0 */
 
     pthread_mutex_t lock; /* for what follows, and for id and ids of `claim` while it is published */
     bool is_publishing;

@@ -120,6 +120,8 @@ static const char gauge_template[] =
     "       greatest(0, extract(epoch FROM now() - min(e.@created_at)) * 1000)::bigint"
     " FROM @table e WHERE @live GROUP BY 1";
 
+static const char pending_template[] = "EXISTS (SELECT FROM @table e WHERE @live)::int";
+
 /* $1 age in ms, $2 rows at most. Skips rows that another process is deleting. */
 static const char cleanup_template[] =
     "DELETE FROM @table e WHERE e.ctid = ANY (ARRAY("
@@ -300,6 +302,7 @@ void outbox_sql_init(struct outbox_sql *sql, const struct outbox_table *table, s
     sql->release = outbox_sql_expand(table, release_template, arena);
     sql->renew = outbox_sql_expand(table, renew_template, arena);
     sql->gauge = outbox_sql_expand(table, gauge_template, arena);
+    sql->pending = outbox_sql_expand(table, pending_template, arena);
     sql->cleanup = outbox_sql_expand(table, cleanup_template, arena);
     sql->claim_first = outbox_sql_expand(table, table->sequence ? claim_template : delivery_template, arena);
     if (table->sequence)

@@ -95,7 +95,8 @@ def hold_settling(database):
 
 
 def test_published_events_that_were_not_marked_are_published_again_after_a_kill(relay, refdata_db):
-    """O1: kill -9 between publish and finalize."""
+    """O1: kill -9 between publish and finalize. On a loaded machine the results may be recorded by a connection that was opened after
+    the publication; then they are published once more."""
     holder = hold_settling(refdata_db)
     leave(refdata_db, "D", 1, 3)
     first = relay()
@@ -110,7 +111,8 @@ def test_published_events_that_were_not_marked_are_published_again_after_a_kill(
     refdata_db.query("update refdata.outbox_event set locked_until = now()")  # as if it had been dead for that long
     relay()
     eventually(lambda: live(refdata_db) == 0)
-    assert versions(refdata_db, "D") == [1, 2, 3, 1, 2, 3]
+    published = versions(refdata_db, "D")
+    assert len(published) >= 6 and published == [1, 2, 3] * (len(published) // 3)
 
 
 def test_settings_have_the_seeds_names(refdata_db, jwks_path, tmp_path):

@@ -103,6 +103,8 @@ struct postgres {
     struct reader **readers;
     size_t reader_count;
     struct task *upkeep, *poll;
+    struct db_poll *changes; /* starts the poll when there is something */
+    int64_t changes_seen;
 
     pthread_mutex_t lock; /* for what follows, and for readers */
     pthread_cond_t handled;

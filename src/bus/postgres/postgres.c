@@ -100,12 +100,30 @@ static const struct db_statement poll_sql =
                  " UNION ALL SELECT '', topic, sum(next_offset)::bigint"
                  " FROM platform.bus_partition WHERE topic = ANY ($2) GROUP BY topic");
 
-/* One statement for all readers: only those that have something are woken, as all are while it fails. */
+/* Twice the sum of all offsets, and one more while any group has messages to handle. */
+static const char changes_sql[] =
+    "2 * coalesce((SELECT sum(next_offset) FROM platform.bus_partition), 0)"
+    " + EXISTS (SELECT FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
+    "           WHERE c.position < p.next_offset)::int";
+
+static void on_changes(void *context, int64_t value)
+{
+    struct postgres *postgres = context;
+
+    if (value == DB_POLL_UNKNOWN || value % 2 == 1 || value != postgres->changes_seen)
+        task_wake(postgres->poll);
+    postgres->changes_seen = value;
+}
+
+/* One statement for all readers: only those that have something are woken, as all are while it fails. It runs again when something
+ * changed, or after the interval while that is not known or a reader is not ready. */
 static int64_t poll_readers(struct task *task, void *context)
 {
     struct postgres *postgres = context;
     struct db_result *rows = NULL;
     struct buf groups = {0}, topics = {0};
+
+    bool is_unsure = !db_poll_is_up(postgres->changes);
 
     (void)task;
     for (size_t i = 0; i < postgres->reader_count; i++) {
@@ -130,13 +148,14 @@ static int64_t poll_readers(struct task *task, void *context)
             wakes |= is_shared || db_result_i64(rows, row, 2) != reader->polled_sum;
             reader->polled_sum = db_result_i64(rows, row, 2);
         }
+        is_unsure |= status != STATUS_OK || !atomic_load(&reader->is_ready);
         if (wakes)
             wake_reader(reader);
     }
     db_result_free(rows);
     buf_deinit(&groups);
     buf_deinit(&topics);
-    return TASK_MS(postgres->config.poll_ms);
+    return is_unsure ? TASK_MS(postgres->config.poll_ms) : TASK_IDLE;
 }
 
 /* ---- life ---- */
@@ -158,8 +177,15 @@ static void postgres_start(struct bus *bus)
     for (size_t i = 0; i < postgres->reader_count; i++)
         for (unsigned j = 0; j < postgres->readers[i]->consumer.spec.parallel; j++)
             task_start(postgres->readers[i]->workers[j].task, TASK_IDLE);
-    if (postgres->reader_count > 0)
+    if (postgres->reader_count > 0) {
+        postgres->changes = db_poll_create(&(struct db_poll_config){.loop = postgres->config.loop,
+                                                                    .target = &postgres->target,
+                                                                    .sql = changes_sql,
+                                                                    .every_ms = postgres->config.poll_ms,
+                                                                    .on_value = on_changes,
+                                                                    .context = postgres});
         task_start(postgres->poll, TASK_NOW);
+    }
     task_start(postgres->upkeep, TASK_NOW);
 }
 
@@ -202,6 +228,7 @@ static void postgres_destroy(struct bus *bus)
     task_destroy(postgres->upkeep);
     task_destroy(postgres->poll);
     db_listener_destroy(postgres->listener);
+    db_poll_destroy(postgres->changes);
     db_notifier_destroy(postgres->notifier);
     for (size_t i = 0; i < postgres->reader_count; i++)
         bus_postgres_reader_free(postgres->readers[i]);

@@ -217,9 +217,19 @@ def signal_all(pids, number):
             os.kill(pid, number)
 
 
+def is_stopped(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "TtZX"
+    except FileNotFoundError:
+        return True
+
+
 def freeze_cluster(server):
-    """Stops all of them; the second time also what the postmaster forked meanwhile."""
-    for _ in range(2):
+    """Returns when every process is seen to be stopped and there is no further one: the postmaster may be forking meanwhile."""
+    before = None
+    while True:
         pids = cluster_processes(server)
         signal_all(pids, signal.SIGSTOP)
-    return pids
+        if set(pids) == before and all(map(is_stopped, pids)):
+            return pids
+        before = set(pids)

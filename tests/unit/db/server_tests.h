@@ -18,6 +18,7 @@ int run_transaction_tests(void);
 int run_pipeline_tests(void);
 int run_migrate_tests(void);
 int run_listener_tests(void);
+int run_poll_tests(void);
 int run_outage_tests(void);
 
 #define PATIENCE_MS 20000 /* long enough for a loaded machine; nothing waits for it to pass */

@@ -69,6 +69,7 @@ int main(void)
     failed += run_pipeline_tests();
     failed += run_migrate_tests();
     failed += run_listener_tests();
+    failed += run_poll_tests();
     failed += run_outage_tests();
     pg_fixture_stop();
     return failed ? 1 : 0;
