@@ -255,13 +255,21 @@ static bool waits_for_reader(const struct http_connection *connection)
     return connection->state == HTTP_STATE_HEAD && connection->is_unsent && buf_len(&connection->own_out) > 0;
 }
 
+/* Has this tick taken so long that other connections must have their turn? */
+static bool is_long_tick(const struct http_home *home)
+{
+    return clock_mono_ns() - loop_now_ns(home->loop) >= HTTP_TICK_MS_MAX * CLOCK_NS_PER_MS;
+}
+
 /* True when it stopped only because enough output is waiting to be written. */
 static bool advance(struct http_connection *connection)
 {
     for (unsigned requests = 0; connection->state != HTTP_STATE_DEAD;) {
         if (buf_len(connection->out) >= HTTP_OUT_BYTES_MAX || waits_for_reader(connection))
             return true;
-        if (connection->state == HTTP_STATE_HEAD && ++requests > HTTP_REQUESTS_PER_TURN) {
+        if (connection->state == HTTP_STATE_HEAD && ++requests > HTTP_REQUESTS_PER_CHECK &&
+            (requests > HTTP_REQUESTS_PER_TURN ||
+             (requests % HTTP_REQUESTS_PER_CHECK == 1 && is_long_tick(connection->home)))) {
             connection->wants_turn = true;
             return false;
         }
@@ -324,7 +332,6 @@ static void take_turn(struct http_connection *connection)
         return;
     connection->running = true;
     connection->wants_turn = false;
-    uint64_t sent_before = connection->sent_bytes;
     bool is_alive = true;
     for (unsigned round = 0; is_alive; round++) {
         if (connection->out == &connection->own_out && buf_len(&connection->own_out) == 0) {
@@ -336,7 +343,7 @@ static void take_turn(struct http_connection *connection)
         is_alive = connection->state != HTTP_STATE_DEAD && write_out(connection);
         if (!has_more || !is_alive || buf_len(connection->out) > 0)
             break;
-        if (round == HTTP_ROUNDS_PER_TURN || connection->sent_bytes - sent_before >= HTTP_TURN_BYTES_MAX) {
+        if (round == HTTP_ROUNDS_PER_TURN || is_long_tick(connection->home)) {
             connection->wants_turn = true;
             break;
         }

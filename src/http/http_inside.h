@@ -26,8 +26,9 @@ enum {
     HTTP_DISCARD_BYTES_MAX = 64 * 1024,      /* of an unread body that is dropped to keep the connection */
     HTTP_STREAM_ROOM_BYTES = 64 * 1024,      /* asked of a stream's source at once */
     HTTP_ROUNDS_PER_TURN = 16,               /* writes of one connection before others have their turn */
-    HTTP_TURN_BYTES_MAX = 1024 * 1024,       /* the same in bytes that were written */
     HTTP_REQUESTS_PER_TURN = 128,            /* the same for pipelined requests */
+    HTTP_REQUESTS_PER_CHECK = 32,            /* after so many, and after each write, … */
+    HTTP_TICK_MS_MAX = 1,                    /* … a tick that has taken so long ends the turn */
     HTTP_SPARE_EXCHANGES_MAX = 64,           /* kept per loop */
     HTTP_ARENA_BYTES = 4 * 1024,             /* of a request, without another malloc */
     HTTP_LINGER_MS = 2000,                   /* after the last answer, for the client to read it */

@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "harness.h"
 
 /* ---- routes ---- */
@@ -15,7 +16,19 @@ static void large(struct http_request *request)
     http_send(request, &(struct http_response){.status = 200, .body = str_of(large_body, sizeof large_body)});
 }
 
+static unsigned slow_count;
+
+/* Slow by the clock, however fast the machine is. */
+static void slow(struct http_request *request)
+{
+    for (int64_t begin_ns = clock_mono_ns(); clock_mono_ns() - begin_ns < CLOCK_NS_PER_MS / 10;)
+        ;
+    slow_count++;
+    answer_body(request);
+}
+
 static const struct http_route routes[] = {
+    {.method = HTTP_GET, .path = "/slow", .handler = slow},
     {.method = HTTP_GET, .path = "/", .handler = answer_body},
     {.method = HTTP_POST, .path = "/echo", .handler = answer_body, .consumes = HTTP_ANY},
     {.method = HTTP_POST, .path = "/json", .handler = answer_body, .body_bytes_max = 100},
@@ -66,6 +79,32 @@ static void test_pipelined_answers_come_in_order_and_in_one_write(void **state)
     }
     buf_deinit(&requests);
     client_close(&client);
+}
+
+/* C7: what a client pipelines does not keep a loop from the others, also where each request takes long. */
+static void test_a_tick_that_takes_long_gives_others_their_turn(void **state)
+{
+    struct client greedy, other;
+    struct buf requests = {0};
+    struct harness *harness = *state;
+
+    for (int i = 0; i < 120; i++)
+        buf_put_str(&requests, STR("GET /slow HTTP/1.1\r\nHost: a\r\n\r\n"));
+    slow_count = 0;
+    client_connect(harness, &greedy);
+    client_connect(harness, &other);
+    client_send(&greedy, buf_str(&requests));
+    client_send(&other, STR("GET / HTTP/1.1\r\nHost: a\r\n\r\n"));
+    loop_run_once(harness->loop, 0);
+    assert_in_range(slow_count, 1, 40);
+    char byte;
+    assert_int_equal(recv(other.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT), 1);
+    client_receive(&greedy);
+    for (int i = 0; i < 120; i++)
+        assert_int_equal(client_take(&greedy).status, 200);
+    buf_deinit(&requests);
+    client_close(&greedy);
+    client_close(&other);
 }
 
 static void test_a_batch_leaves_in_one_write(void **state)
@@ -261,6 +300,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_pipelined_answers_come_in_order_and_in_one_write, setup,
                                         teardown),
+        cmocka_unit_test_setup_teardown(test_a_tick_that_takes_long_gives_others_their_turn, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_batch_leaves_in_one_write, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_client_that_does_not_read_stops_the_parsing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_more_requests_than_a_turn_takes, setup, teardown),
