@@ -35,7 +35,7 @@ struct stream_subscriber {
     struct stream_segment *opening;      /* given first; NULL = none, or over */
     struct stream_segment *at;           /* referenced; given up to `offset`; NULL = not on the chain */
     size_t offset;                       /* of the opening while there is one */
-    int64_t position;                    /* the newest when it was admitted */
+    int64_t position;                    /* the newest when it was admitted; then its own, off the chain */
     int64_t expires_at_s;
     uint32_t beats; /* heartbeats of its loop it has had, or did not need */
     bool greets;

@@ -177,8 +177,9 @@ static enum http_source_state produce(void *context, struct buf *out, size_t roo
     struct stream_local *local = local_of(subscriber);
     size_t room_before = room;
     if (is_before_cut(subscriber, local)) {
-        if (can_be_led(subscriber)) { /* off the chain: pages follow */
-            subscriber->after = subscriber->at->to;
+        if (can_be_led(subscriber)) {                   /* off the chain: pages follow */
+            if (subscriber->after < subscriber->at->to) /* else it joined the next segment in the middle */
+                subscriber->after = subscriber->at->to;
             stream_segment_unref(subscriber->at);
             subscriber->at = NULL;
             subscriber->offset = 0;
@@ -265,6 +266,7 @@ void stream_send(struct stream_subscriber *subscriber, struct http_request *requ
 {
     struct stream_local *local = local_of(subscriber);
     subscriber->expires_at_s = expires_at_s;
+    subscriber->position = subscriber->after; /* that of a heartbeat before it is on the chain */
     subscriber->beats = local->beats;
     if (LIST_EMPTY(&local->subscribers))
         start_heartbeat(local);
