@@ -122,6 +122,9 @@ struct bus_batch {
     int64_t deadline_ns; /* for what the handler waits for */
     unsigned attempt;    /* how often messages[0] was delivered before */
     bool rolled_back;    /* by bus_batch_rollback() */
+    /* Set by the driver: the lock is not answered yet. What the handler leaves in its pipeline is sent with the lock and the commit;
+     * where any of it fails the handler is called again, without this. */
+    bool is_unlocked;
     void *memo;          /* the handler's, for on_committed or on_uncommitted */
     /* Set by the handler: a notice of PostgreSQL's that is sent right after the commit, in its round trip. is_notice_sent, in on_committed:
      * it was sent. Drivers that do not commit in PostgreSQL ignore it. */
@@ -153,7 +156,7 @@ struct bus_subscription {
     size_t batch_bytes_max; /* of payloads, exceeded by at most one message; 0 = 8 MiB */
     /* Three options of BUS_SHARED that other drivers than PostgreSQL's ignore.
      * uses_attached: a message that arrives in a notice may be handed over while the lock on its partition is still being asked for. The
-     * handler then begins with batch->conn in pipeline mode, with that question in it.
+     * handler then begins with batch->conn in pipeline mode, with that question in it (batch->is_unlocked).
      * relaxed: commits do not wait for the server's disk. A crash takes back effect and position together, and the messages are
      * delivered again.
      * wakes: does this message, just published by this process, need the group now? NULL: every message does. The others are handled

@@ -49,9 +49,10 @@ enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct
  * Instead of publishing to a shared group that this process is a member of: the caller takes the place of the group for these
  * partitions of `topic`, each named once, until the end of its transaction. The question is one statement of the caller's open
  * pipeline. Granted: nothing was queued there and no member was handling it, so the caller's work follows everything published
- * before. Not granted: publish. The caller then commits by bus_direct_commit() or rolls back. */
+ * before. Not granted: publish. The caller then commits by bus_direct_commit() or rolls back.
+ * `is_expected`: a caller that expects it to be granted need not wait for the answer, since the statement fails otherwise. */
 enum status bus_direct_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
-                           const unsigned *partitions, size_t count, uint64_t *wakes,
+                           const unsigned *partitions, size_t count, bool is_expected, uint64_t *wakes,
                            struct error *error) MUST_CHECK;
 bool bus_direct_is_granted(const struct db_result *answer, size_t count);
 /* COMMIT; wakes the group if anything was published since the question, that is, `wakes` has changed. Fails as a commit does. */

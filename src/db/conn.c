@@ -281,7 +281,8 @@ enum status db_transaction_timeout(struct db_conn *conn, int64_t timeout_ms, int
     return db_conn_command(conn, sql, deadline_ns, error);
 }
 
-const struct db_statement db_begin_sql = DB_STATEMENT("BEGIN"), db_commit_sql = DB_STATEMENT("COMMIT");
+const struct db_statement db_begin_sql = DB_STATEMENT("BEGIN"), db_commit_sql = DB_STATEMENT("COMMIT"),
+                          db_flush_sql = DB_STATEMENT("SELECT pg_logical_emit_message(true, 'freshet', '')");
 
 enum status db_commit(struct db_conn *conn, int64_t deadline_ns, struct error *error)
 {

@@ -271,6 +271,8 @@ enum status db_rollback_to_savepoint(struct db_conn *conn, int64_t deadline_ns,
  * the status is its. DB_RETRY also stands for a prepared statement the server dropped or no longer accepts:
  * run the whole again. */
 extern const struct db_statement db_begin_sql, db_commit_sql;
+/* A transaction with it ends, unless its synchronous_commit is off, when all that was committed before it is on disk too. */
+extern const struct db_statement db_flush_sql;
 void db_pipeline_begin(struct db_conn *conn);
 void db_pipeline_add(struct db_conn *conn, const struct db_statement *statement,
                      const struct db_param *params);
@@ -279,11 +281,13 @@ enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db
 /* Instead of an end: what was added goes out with the connection's next pipeline, in that one's round trip. Its failure
  * is the next one's, whose results and places are counted from its own begin. Only a pipeline, a commit or a rollback may
  * follow.
- * `results` (NULL = not wanted) must live until then: that end fills in `count` of them, or NULLs. */
+ * `results` must live until then: that end fills in `count` of them, or NULLs. NULL: those wanted by an earlier leave, if any. */
 void db_pipeline_leave(struct db_conn *conn, struct db_result **results, size_t count);
-/* A notice as the last statement of a pipeline, after its COMMIT: in a transaction of its own that waits for no disk, so
- * that the lock all notices queue for is not held meanwhile. For a lone writer in a hurry; a stream of notices is a
- * notifier's. The payload is UTF-8 of less than 8,000 bytes. */
+/* The results of what was left are not wanted any more, or have come. */
+void db_pipeline_forget(struct db_conn *conn);
+/* A notice as a statement of a pipeline. Its transaction waits for no disk, so that the lock all notices queue for is not held
+ * meanwhile: most often one of its own, after the COMMIT. For a lone writer in a hurry; a stream of notices is a notifier's. The
+ * payload is UTF-8 of less than 8,000 bytes. */
 void db_pipeline_add_notice(struct db_conn *conn, struct str channel, struct str payload);
 
 /* ---- notices ----

@@ -41,10 +41,17 @@ void db_pipeline_begin(struct db_conn *conn)
 void db_pipeline_leave(struct db_conn *conn, struct db_result **results, size_t count)
 {
     conn->pipeline_left = conn->in_pipeline;
+    if (!results)
+        return;
     conn->left_results = results;
-    conn->left_count = results ? count : 0;
-    for (size_t i = 0; i < conn->left_count; i++)
+    conn->left_count = count;
+    for (size_t i = 0; i < count; i++)
         results[i] = NULL;
+}
+
+void db_pipeline_forget(struct db_conn *conn)
+{
+    conn->left_count = 0;
 }
 
 static struct db_queued *queue_push(struct db_conn *conn)

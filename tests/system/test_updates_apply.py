@@ -269,3 +269,42 @@ def test_a_command_that_is_delivered_again_is_no_conflict(serve, refdata_db, tok
     publish(refdata_db, [sent.replace('"payload": 1', '"payload": 2').encode()], key=key.encode())
     eventually(lambda: [line["eventId"] for line in server.logs(event="event_id_conflict")] == [body["eventId"]])
     assert items(refdata_db) == {"a": 1}
+
+
+def test_what_others_do_to_a_dictionary_is_seen_by_the_next_update(server, token):
+    """R8, R10: a process that has written a dictionary alone expects it as it left it, and finds out where it is not."""
+    client, database = server.client(token(TENANT)), server.database
+
+    def alone():
+        """Until it is expected: three in a row that nobody disturbs."""
+        return [commit(client, delta("B", {"quiet": number})).json()["committedVersion"] for number in range(3)]
+
+    def told(body):
+        answer = commit(client, body)
+        return answer.status, answer.json().get("committedVersion") or answer.json()["code"]
+
+    assert alone() == [1, 2, 3]
+    assert database.value("select refdata.touch(%s, 'B')", (TENANT,)) == 4
+    assert told(delta("B", {"a": 1})) == (200, 5)
+    assert alone() == [6, 7, 8]
+    database.query("update refdata.dictionary_meta set last_source_revision = 100")
+    assert told(delta("B", {"a": 2}, sourceRevision=50)) == (409, "STALE_SOURCE_REVISION")
+    assert alone() == [9, 10, 11]
+    assert told(delta("B", {"a": 3}, sourceRevision=101)) == (200, 12)
+    assert told(delta("B", {"a": 4}, sourceRevision=100)) == (409, "STALE_SOURCE_REVISION")
+    assert alone() == [13, 14, 15]
+    known = delta("B", {"a": 5})
+    database.query("insert into refdata.processed_event (tenant_id, event_id, source) values (%s, %s, 'REST')",
+                   (TENANT, known["eventId"]))
+    assert told(known) == (422, "EVENT_ID_CONFLICT")
+    assert alone() == [16, 17, 18]
+    first, last = chunks("B", {"a": 6, "b": 6, "c": 6}, 2)
+    assert client.post(updates_path(), first).status == 202
+    eventually(lambda: database.query("select 1 from refdata.snapshot where status = 'PENDING'"))
+    assert told(delta("B", {"b": 7})) == (200, 19)
+    assert told(last) == (200, 20)
+    assert items(database) == {"a": 6, "b": 7, "c": 6}
+    assert alone() == [21, 22, 23]
+    lines = database.query("select o.previous_event_id, p.event_id from refdata.outbox_event o"
+                           " join refdata.outbox_event p on p.version = o.version - 1")
+    assert len(lines) == 20 and all(previous == event for previous, event in lines)

@@ -25,15 +25,20 @@ enum status bus_postgres_cursors_create(struct db_conn *conn, const struct bus_t
  * published in that time, which otherwise would wait for the next poll. */
 
 /* $3 the partitions. Never waits: a locked cursor is being handled. */
-static const struct db_statement direct_sql = DB_STATEMENT(
-    "SELECT count(*) FROM ("
-    "    SELECT FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
-    "    WHERE c.group_name = $1 AND c.topic = $2 AND c.partition = ANY ($3::text::int[])"
-    "      AND c.position = p.next_offset"
-    "    FOR UPDATE OF c SKIP LOCKED) locked");
+#define DIRECT(answer)                                                                             \
+    "SELECT " answer " FROM ("                                                                     \
+    "    SELECT FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)" \
+    "    WHERE c.group_name = $1 AND c.topic = $2 AND c.partition = ANY ($3::text::int[])"         \
+    "      AND c.position = p.next_offset"                                                         \
+    "    FOR UPDATE OF c SKIP LOCKED) locked"
+static const struct db_statement direct_sql = DB_STATEMENT(DIRECT("count(*)"));
+static const struct db_statement direct_expected_sql =
+    DB_STATEMENT(DIRECT("platform.expect(count(*) = cardinality($3::text::int[]),"
+                        " 'another process handles these partitions, or messages wait there')"));
 
 enum status bus_direct_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
-                           const unsigned *partitions, size_t count, uint64_t *wakes, struct error *error)
+                           const unsigned *partitions, size_t count, bool is_expected, uint64_t *wakes,
+                           struct error *error)
 {
     const struct bus_topic_state *found = bus_topic_find(bus, topic);
     struct buf list = {0};
@@ -45,7 +50,7 @@ enum status bus_direct_ask(struct bus *bus, struct db_conn *conn, struct str top
     *wakes = atomic_load(&found->wakes);
     for (size_t i = 0; i < count; i++)
         db_array_put_i64(&list, partitions[i]);
-    db_pipeline_add(conn, &direct_sql,
+    db_pipeline_add(conn, is_expected ? &direct_expected_sql : &direct_sql,
                     DB_PARAMS(db_cstr(group), db_text(topic), db_text(db_array_end(&list))));
     buf_deinit(&list);
     return STATUS_OK;

@@ -185,6 +185,5 @@ struct attached_message *bus_postgres_attached_parse(struct str text,
 /* With offset and time; NULL: it could not be attached to a notice. */
 struct attached_message *bus_postgres_attached_copy(const struct bus_message *message);
 void bus_postgres_attached_free(struct attached_message *attached);
-bool bus_postgres_attached_equals(const struct attached_message *attached, const struct bus_message *message);
 
 #endif

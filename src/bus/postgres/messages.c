@@ -153,17 +153,3 @@ void bus_postgres_attached_free(struct attached_message *attached)
         free(attached->text);
     free(attached);
 }
-
-bool bus_postgres_attached_equals(const struct attached_message *attached, const struct bus_message *message)
-{
-    const struct bus_message *mine = &attached->message;
-
-    if (!str_eq(mine->key, message->key) || !str_eq(mine->payload, message->payload) ||
-        mine->header_count != message->header_count)
-        return false;
-    for (unsigned i = 0; i < mine->header_count; i++)
-        if (!str_eq(mine->headers[i].name, message->headers[i].name) ||
-            !str_eq(mine->headers[i].value, message->headers[i].value))
-            return false;
-    return true;
-}

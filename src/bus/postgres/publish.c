@@ -237,16 +237,17 @@ enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_
     return bus_postgres_publish_in_tx(postgres, conn, messages, count, deadline_ns, error);
 }
 
-/* One round trip with what the caller left in its pipeline. */
+/* One round trip with what the caller left in its pipeline. The commit does not wait for the disk, and takes the notice along: the
+ * lock that all notices queue for is held for a moment only, and the consumer begins while the transaction after it, which is empty,
+ * waits for the disk. What the consumer commits follows in the log, so it is never kept without this. */
 enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct bus_message *message,
                                    int64_t deadline_ns, struct error *error)
 {
-    enum { NOTICE_AT = 2 };
+    enum { STATEMENTS = 4 };
     struct postgres *postgres = bus_postgres_of(bus, error);
     struct append append = {0};
-    struct db_result *results[3];
+    struct db_result *results[STATEMENTS];
     struct buf notice = {0};
-    size_t failed_at = 0;
     char where[POSTGRES_NOTICE_BYTES];
 
     if (!postgres)
@@ -262,19 +263,17 @@ enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct
         bus_postgres_attach(&notice, message);
     db_pipeline_begin(conn);
     db_pipeline_add(conn, &append_one_sql, SINGLE_PARAMS(&append));
-    db_pipeline_add(conn, &db_commit_sql, DB_NO_PARAMS);
     db_pipeline_add_notice(conn, STR(POSTGRES_CHANNEL), buf_str(&notice));
+    db_pipeline_add(conn, &db_commit_sql, DB_NO_PARAMS);
+    db_pipeline_add(conn, &db_flush_sql, DB_NO_PARAMS);
     buf_deinit(&notice);
-    status = db_pipeline_end(conn, deadline_ns, results, 3, &failed_at, error);
+    status = db_pipeline_end(conn, deadline_ns, results, STATEMENTS, NULL, error);
     note_connection(postgres, conn);
-    if (failed_at == NOTICE_AT) { /* committed, but not the notice */
-        bus_postgres_wake(postgres, topic, NULL);
-        status = STATUS_OK;
-    } else if (status != STATUS_OK) {
+    if (status != STATUS_OK) {
         check_vanished(&append, conn);
     } else {
         take_offsets(&append, results[0]);
-        for (size_t i = 0; i < 3; i++)
+        for (size_t i = 0; i < STATEMENTS; i++)
             db_result_free(results[i]);
         bus_postgres_wake_topic(postgres, topic, (int)message->partition, STR_NONE, message);
     }

@@ -1,9 +1,9 @@
 /* One batch of a shared group: lock a cursor that has messages, call the handler, move the cursor, commit. Two round trips beside
  * those of the handler.
  *
- * A message that came attached to its notice is given to the handler before the cursor lock is confirmed: the statement that
- * locks is in the handler's first round trip. If the answer is not exactly this message, everything is rolled back, and the
- * message is handled the usual way. */
+ * A message that came attached to its notice is given to the handler before the cursor is locked: the statement that locks is in the
+ * handler's first round trip, or in that of the commit, and fails unless exactly this message is next. Then everything is rolled
+ * back, and the message is handled the usual way. */
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -21,7 +21,7 @@ struct locked_batch {
     struct db_result *rows;
     struct arena arena;
     unsigned partition;
-    int64_t position, next_offset;
+    int64_t position, next_offset; /* < 0: not known yet */
     struct bus_batch batch;
     struct bus_outcome outcome;
 };
@@ -74,12 +74,27 @@ static const struct db_statement lock_partition_sql = DB_STATEMENT_BINARY(
                   "    WHERE topic = $2 AND partition = $5 AND message_offset >= due.position"
                   "    ORDER BY message_offset LIMIT 1"));
 
+/* $3 the partition, $4 … $6 the message, $7 and $8 as $6 and $7 above. The message is the next one, for the first time; a dead letter
+ * is made of a row, never of a notice. */
+static const struct db_statement lock_attached_sql = DB_STATEMENT(
+    "WITH due AS MATERIALIZED ("
+    "    SELECT c.position, p.next_offset, set_config('idle_in_transaction_session_timeout', $8, true)"
+    "    FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
+    "    WHERE c.group_name = $1 AND c.topic = $2 AND c.partition = $3 AND c.position < p.next_offset"
+    "      AND c.attempts = 0 AND (c.retry_at IS NULL OR c.retry_at <= clock_timestamp()"
+    "                              OR c.retry_at > clock_timestamp() + $7 * interval '1 ms')"
+    "    FOR UPDATE OF c SKIP LOCKED)"
+    " SELECT max(due.position), max(due.next_offset),"
+    "        platform.expect(count(*) = 1, 'another process handles this message, or one before it waits')"
+    " FROM due JOIN platform.bus_message m ON m.topic = $2 AND m.partition = $3"
+    "      AND m.message_offset = due.position AND m.key = $4 AND m.headers = $5 AND m.payload = $6");
+
 enum column { PARTITION, POSITION, ATTEMPTS, LAST_ERROR, NEXT_OFFSET, OTHERS, MESSAGE };
 
-/* $4 the new position, $5 attempts of the message there, $6 ms until it is delivered again (NULL: now) and $7 why. */
-#define ADVANCE                                                                   \
-    "UPDATE platform.bus_cursor SET position = $4, attempts = $5,"                \
-    "       retry_at = clock_timestamp() + $6 * interval '1 ms', last_error = $7" \
+/* $4 the new position (NULL: after the next message), $5 attempts of the message there, $6 ms until it is delivered again (NULL: now) and $7 why. */
+#define ADVANCE                                                                            \
+    "UPDATE platform.bus_cursor SET position = coalesce($4, position + 1), attempts = $5," \
+    "       retry_at = clock_timestamp() + $6 * interval '1 ms', last_error = $7"          \
     " WHERE group_name = $1 AND topic = $2 AND partition = $3"
 static const struct db_statement advance_sql = DB_STATEMENT(ADVANCE);
 static const struct db_statement advance_relaxed_sql =
@@ -168,7 +183,7 @@ static enum status commit_batch(struct locked_batch *locked, struct error *error
     db_pipeline_add(
         locked->conn, consumer->spec.relaxed ? &advance_relaxed_sql : &advance_sql,
         DB_PARAMS(db_cstr(consumer->spec.group), db_text(consumer->topic->name), db_int(locked->partition),
-                  db_i64(new_position(locked)), db_int(attempts),
+                  locked->position < 0 ? db_null(DB_BIGINT) : db_i64(new_position(locked)), db_int(attempts),
                   outcome->retry ? db_i64(wait_ms) : db_null(DB_BIGINT),
                   outcome->retry ? db_cstr(batch->verdicts[outcome->settled].reason) : db_null(DB_TEXT)));
     db_pipeline_add(locked->conn, &db_commit_sql, DB_NO_PARAMS);
@@ -206,6 +221,16 @@ static enum status record_failure(struct locked_batch *locked, const char *reaso
 }
 
 /* The connection is released before subscribers are called. */
+static enum bus_postgres_step batch_committed(struct locked_batch *locked)
+{
+    db_release(locked->conn);
+    locked->conn = locked->batch.conn = NULL;
+    atomic_store(&locked->reader->partitions[locked->partition].was_last, true);
+    bus_batch_committed(&locked->reader->consumer, &locked->batch, &locked->outcome);
+    bool is_drained = !locked->outcome.retry && new_position(locked) == locked->next_offset;
+    return is_drained ? STEP_DRAINED : STEP_FOUND;
+}
+
 static enum bus_postgres_step settle_batch(struct locked_batch *locked, struct error *error)
 {
     const struct bus_subscription *spec = &locked->reader->consumer.spec;
@@ -213,6 +238,8 @@ static enum bus_postgres_step settle_batch(struct locked_batch *locked, struct e
     struct error later = {0};
     enum status status = commit_batch(locked, error);
 
+    if (status == STATUS_OK && batch->count > 0)
+        return batch_committed(locked);
     db_release(locked->conn); /* rolls back what was not committed */
     locked->conn = batch->conn = NULL;
     if (status != STATUS_OK && status != STATUS_CANCELLED)
@@ -221,12 +248,6 @@ static enum bus_postgres_step settle_batch(struct locked_batch *locked, struct e
                  LOG_ERROR_FIELDS(error));
     if (batch->count == 0) /* the handler was not called: only a gap was passed */
         return status == STATUS_OK ? STEP_FOUND : STEP_FAILED;
-    if (status == STATUS_OK) {
-        atomic_store(&locked->reader->partitions[locked->partition].was_last, true);
-        bus_batch_committed(&locked->reader->consumer, batch, &locked->outcome);
-        bool is_drained = !locked->outcome.retry && new_position(locked) == locked->next_offset;
-        return is_drained ? STEP_DRAINED : STEP_FOUND;
-    }
     /* The handler's doing, so that the same batch would fail again? A connection that is gone after the handler's deadline was
      * closed by the server for that. */
     bool is_of_handler = status == STATUS_DB_ERROR || status == STATUS_TIMEOUT ||
@@ -306,21 +327,37 @@ static enum bus_postgres_step run_batch(struct locked_batch *locked, int place, 
 
 /* ---- a message attached to its notice ---- */
 
-/* Is the locked batch exactly this message, for the first time? A dead letter is made of a row, never of a notice. */
-static bool is_confirmed(struct locked_batch *locked, const struct attached_message *attached)
+/* BEGIN and the statement that locks, in a pipeline that is left to the handler's first one, or to the commit. */
+static void leave_attached_lock(struct locked_batch *locked, const struct bus_message *message,
+                                struct db_result *results[2])
 {
-    const struct bus_batch handled = locked->batch;
+    const struct bus_consumer *consumer = &locked->reader->consumer;
+    struct buf headers = {0};
 
-    if (!locked->rows || db_result_rows(locked->rows) != 1)
+    for (unsigned i = 0; i < message->header_count; i++) {
+        db_array_put(&headers, message->headers[i].name);
+        db_array_put(&headers, message->headers[i].value);
+    }
+    db_pipeline_begin(locked->conn);
+    db_pipeline_add(locked->conn, &db_begin_sql, DB_NO_PARAMS);
+    db_pipeline_add(locked->conn, &lock_attached_sql,
+                    DB_PARAMS(db_cstr(consumer->spec.group), db_text(consumer->topic->name),
+                              db_int(message->partition), db_bytea(message->key),
+                              db_text_array(db_array_end(&headers)), db_bytea(message->payload),
+                              db_i64(2 * consumer->spec.backoff_max_ms),
+                              DB_NUMBER(locked->reader->postgres->config.handler_ms, DB_TEXT)));
+    db_pipeline_leave(locked->conn, results, 2);
+    buf_deinit(&headers);
+}
+
+/* Once the lock is answered, the offset is known. */
+static bool take_offset(struct locked_batch *locked, struct bus_message *message, struct db_result *answer)
+{
+    if (!answer)
         return false;
-    read_batch(locked);
-    const struct bus_message *read = locked->batch.messages;
-    bool is_same = locked->batch.count == 1 && locked->batch.attempt == 0 &&
-                   read[0].offset == locked->position && bus_postgres_attached_equals(attached, &read[0]) &&
-                   locked->outcome.dead_letter_count == 0 && !is_suspect(locked);
-    locked->batch = handled; /* with the handler's memo and verdicts */
-    locked->batch.messages = read;
-    return is_same;
+    locked->position = message->offset = db_result_i64(answer, 0, 0);
+    locked->next_offset = db_result_i64(answer, 0, 1);
+    return true;
 }
 
 /* STEP_NOTHING: the message must be handled the usual way. */
@@ -332,29 +369,39 @@ static enum bus_postgres_step run_attached(struct locked_batch *locked,
     struct db_result *results[2] = {NULL, NULL};
     enum bus_postgres_step step = STEP_NOTHING;
 
-    if (!bus_postgres_handling_begin(reader->postgres))
+    locked->partition = (unsigned)attached->partition;
+    locked->position = locked->next_offset = -1;
+    if (reader->partitions[locked->partition].suspect_until > 0 ||
+        !bus_postgres_handling_begin(reader->postgres))
         return STEP_NOTHING;
     *message = attached->message;
     message->topic = reader->consumer.topic->name;
-    open_lock(locked, attached->partition);
-    db_pipeline_leave(locked->conn, results, 2);
+    leave_attached_lock(locked, message, results);
     locked->batch = (struct bus_batch){
         .messages = message,
         .count = 1,
         .verdicts = arena_zalloc(&locked->arena, sizeof(struct bus_verdict)),
         .conn = locked->conn,
+        .is_unlocked = true,
         .deadline_ns = clock_deadline_ms(reader->postgres->config.handler_ms),
     };
     bus_batch_handle(&reader->consumer, &locked->batch, &locked->arena, &locked->outcome);
-    db_pipeline_leave(locked->conn, NULL, 0); /* a handler without statements has not sent the lock */
-    db_result_free(results[0]);
-    locked->rows = results[1];
-    if (is_confirmed(locked, attached)) {
+    const struct bus_outcome *outcome = &locked->outcome;
+    bool is_locked = take_offset(locked, message, results[1]);
+    bool is_plain = outcome->dead_letter_count == 0 && !outcome->retry;
+    if (is_locked && outcome->dead_letter_count == 0) {
         step = settle_batch(locked, error);
+    } else if (!is_locked && is_plain && commit_batch(locked, error) == STATUS_OK) {
+        (void)take_offset(locked, message, results[1]); /* not known where the notice alone failed */
+        step = batch_committed(locked);
     } else {
         atomic_store(&reader->partitions[attached->partition].was_last, false);
         bus_batch_uncommitted(&reader->consumer, &locked->batch);
     }
+    if (locked->conn)
+        db_pipeline_forget(locked->conn);
+    for (size_t i = 0; i < 2; i++)
+        db_result_free(results[i]);
     bus_postgres_handling_end(reader->postgres);
     return step;
 }

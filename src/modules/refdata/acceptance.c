@@ -152,9 +152,11 @@ void refdata_state_read(const struct db_result *result, size_t row, unsigned fir
     str_copy(state->reason, sizeof state->reason, db_result_str(result, row, first + 3));
 }
 
-enum status refdata_acceptance_take(const struct db_result *result, struct refdata_acceptance *const *updates,
-                                    size_t count, struct error *error)
+enum status refdata_acceptance_take(struct db_conn *conn, const struct db_result *result,
+                                    struct refdata_acceptance *const *updates, size_t count,
+                                    int64_t deadline_ns, struct error *error)
 {
+    bool is_any_pending = false;
     for (size_t i = 0; i < count; i++)
         refdata_acceptance_take_new(updates[i]);
     for (size_t row = 0; row < db_result_rows(result); row++) {
@@ -171,6 +173,7 @@ enum status refdata_acceptance_take(const struct db_result *result, struct refda
             refdata_state_read(result, row, 5, &update->state);
             str_copy(update->state.event_id, UUID_TEXT_BYTES, db_result_str(result, row, 4));
             update->is_keys_event = strcmp(update->state.event_id, update->update->event_id) != 0;
+            is_any_pending |= update->state.decision == REFDATA_PENDING;
         } else {
             update->result = REFDATA_REFUSED;
             update->refusal = STATUS_INTERNAL;
@@ -179,7 +182,8 @@ enum status refdata_acceptance_take(const struct db_result *result, struct refda
                     update->refusal = (enum status)status;
         }
     }
-    return STATUS_OK;
+    /* A row that is pending can be read a moment before it is on disk, and this transaction may have nothing to write. */
+    return is_any_pending ? db_exec(conn, &db_flush_sql, DB_NO_PARAMS, deadline_ns, NULL, error) : STATUS_OK;
 }
 
 void refdata_acceptance_error(const struct refdata_acceptance *update, struct error *error)

@@ -52,10 +52,11 @@ static inline bool refdata_acceptance_is_published(const struct refdata_acceptan
  * them are new. Where that is wrong the statement fails, with it the transaction, and nothing needs to be taken. */
 void refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptance *const *updates, size_t count,
                             int64_t key_keep_ms, bool all_new, struct arena *arena);
-/* Sets the results by the statement's result. A transaction with a refused update has to be rolled back, unless it wrote no
- * chunk and no key for it. DB_RETRY: run it again. */
-enum status refdata_acceptance_take(const struct db_result *result, struct refdata_acceptance *const *updates,
-                                    size_t count, struct error *error) MUST_CHECK;
+/* Sets the results by the statement's result, in its transaction. One with a refused update has to be rolled back, unless it wrote
+ * no chunk and no key for it. DB_RETRY: run it again. */
+enum status refdata_acceptance_take(struct db_conn *conn, const struct db_result *result,
+                                    struct refdata_acceptance *const *updates, size_t count,
+                                    int64_t deadline_ns, struct error *error) MUST_CHECK;
 /* What the result of a new one is. */
 void refdata_acceptance_take_new(struct refdata_acceptance *update);
 void refdata_acceptance_error(const struct refdata_acceptance *update, struct error *error); /* of REFUSED */

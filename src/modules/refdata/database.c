@@ -36,6 +36,7 @@ enum status refdata_database_create(const struct kernel_postgres *settings, stru
     struct db_target target = kernel_postgres_target(settings);
     target.name = settings->name.ptr;
     pthread_mutex_init(&database->hydrated.lock, NULL);
+    pthread_mutex_init(&database->expected.lock, NULL);
     atomic_init(&database->refs, 1);
     database->fingerprint = refdata_database_fingerprint(settings);
     enum status status = kernel_site_init(&database->site, kernel, &target, error);
@@ -59,6 +60,7 @@ void refdata_database_unref(struct refdata_database *database)
         return;
     kernel_site_deinit(&database->site);
     pthread_mutex_destroy(&database->hydrated.lock);
+    pthread_mutex_destroy(&database->expected.lock);
     free(database);
 }
 

@@ -39,6 +39,18 @@ struct refdata_hydrated {
     } at[REFDATA_HYDRATED_PAIRS];
 };
 
+/* Of some pairs, each in the slot of its hash: apply/expected.c. */
+enum { REFDATA_EXPECTED_SLOTS = 64 };
+struct refdata_left {
+    char tenant[65], code[65], event_id[UUID_TEXT_BYTES];
+    int64_t version, revision;
+    bool has_revision, is_quiet;
+};
+struct refdata_expected {
+    pthread_mutex_t lock;
+    struct refdata_left slots[REFDATA_EXPECTED_SLOTS];
+};
+
 struct refdata_database {
     atomic_uint refs;
     struct kernel_site site;
@@ -58,6 +70,7 @@ struct refdata_database {
     struct refdata_decisions
         *decisions;         /* command/: clients that wait for them, and notices between processes */
     bool applies;           /* apply/: the role runs here */
+    struct refdata_expected expected;
     bool is_upkeep_failing; /* the task's: logged once */
     struct outbox *relay;   /* relay.c: this, where the role runs, or a notifier that wakes it elsewhere */
     struct db_notifier *relay_notifier;

@@ -293,6 +293,29 @@ static void test_what_is_left_goes_with_the_next(void **state)
     assert_string_equal(test_sql(conn, "SELECT count(*) FROM t"), "1");
 }
 
+/* Left twice, the results wanted first still come; forgotten, they do not. */
+static void test_what_is_left_twice_goes_together(void **state)
+{
+    (void)state;
+    struct db_result *left[2];
+    for (int is_forgotten = 0; is_forgotten < 2; is_forgotten++) {
+        db_pipeline_begin(conn);
+        add("BEGIN");
+        add("SELECT 5");
+        db_pipeline_leave(conn, left, 2);
+        db_pipeline_begin(conn);
+        add_number("INSERT INTO t VALUES ($1)", 7 + is_forgotten);
+        db_pipeline_leave(conn, NULL, 0);
+        if (is_forgotten)
+            db_pipeline_forget(conn);
+        assert_ok(db_commit(conn, soon(), NULL));
+        assert_int_equal(left[1] ? db_result_i64(left[1], 0, 0) : 0, is_forgotten ? 0 : 5);
+        for (int i = 0; i < 2; i++)
+            db_result_free(left[i]);
+    }
+    assert_string_equal(test_sql(conn, "SELECT count(*) FROM t"), "2");
+}
+
 static void test_the_failure_of_what_is_left_is_the_next_ones(void **state)
 {
     (void)state;
@@ -363,6 +386,7 @@ int run_pipeline_tests(void)
         TEST(test_a_pipeline_past_its_deadline_is_TIMEOUT),
         TEST(test_an_empty_pipeline),
         TEST(test_what_is_left_goes_with_the_next),
+        TEST(test_what_is_left_twice_goes_together),
         TEST(test_the_failure_of_what_is_left_is_the_next_ones),
         TEST(test_what_is_left_can_be_rolled_back),
         TEST(test_what_is_left_can_be_committed),

@@ -115,7 +115,8 @@ static enum status accept_updates(struct memo *memo, const struct bus_batch *bat
     enum status status =
         db_pipeline_end(batch->conn, batch->deadline_ns, results, 1 + is_single, NULL, error);
     if (status == STATUS_OK)
-        status = refdata_acceptance_take(results[is_single], acceptances, memo->count, error);
+        status = refdata_acceptance_take(batch->conn, results[is_single], acceptances, memo->count,
+                                         batch->deadline_ns, error);
     db_result_free(results[0]);
     db_result_free(results[1]);
     FAILPOINT("adapter.after_requests");

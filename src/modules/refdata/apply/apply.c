@@ -262,7 +262,15 @@ enum status refdata_apply_run(struct refdata_database *database, struct db_conn 
     }
     if (flags & REFDATA_APPLY_OPEN)
         batch.flags &= may_stay_open ? ~(unsigned)REFDATA_APPLY_ALONE : ~(unsigned)REFDATA_APPLY_OPEN;
-    enum status status = refdata_batch_read(&batch, error);
+    bool is_single = batch.pair_count == 1;
+    enum status status = STATUS_OK;
+    if (flags & REFDATA_APPLY_GUESS && may_stay_open && is_single && refdata_expected_take(&batch)) {
+        refdata_expected_ask(&batch);
+    } else {
+        status = refdata_batch_read(&batch, error);
+        if (status == STATUS_OK && is_single)
+            refdata_expected_found(&batch);
+    }
     if (status == STATUS_OK)
         status = batch.flags & REFDATA_APPLY_ALONE ? write_alone(&batch, error) : write_batch(&batch, error);
     for (size_t i = 0; i < count && status == STATUS_OK; i++) {
@@ -274,6 +282,8 @@ enum status refdata_apply_run(struct refdata_database *database, struct db_conn 
         if (!batch.entries[i].duplicate || !commands[i].is_dead_letter)
             refdata_apply_count(result);
     }
+    if (status == STATUS_OK && is_single)
+        refdata_expected_note(&batch);
     if (status == STATUS_OK) {
         metric_observe(sizes, (double)count);
         metric_observe(seconds, (double)(clock_mono_ns() - begun_ns) / 1e9);

@@ -35,6 +35,9 @@ enum refdata_apply_flags {
     REFDATA_APPLY_INSERTS = 8,
     /* Some may be unknown, published by others without being accepted: the rows of update_request that are missing are inserted. */
     REFDATA_APPLY_UNKNOWN = 16,
+    /* With OPEN: nothing needs to be read first, as far as the caller is concerned. Then all of it may be left to the commit, which
+     * fails where the pair is not as this process left it: run them again without this. Not with UNKNOWN. */
+    REFDATA_APPLY_GUESS = 32,
     REFDATA_APPLY_LAST =
         4, /* with ALONE: a statement that takes too long is FAILED too, it had its chances */
 };
@@ -46,6 +49,9 @@ void refdata_apply_metrics_register(void); /* once, before the first run */
 enum status refdata_apply_run(struct refdata_database *database, struct db_conn *conn,
                               struct refdata_command *commands, size_t count, unsigned flags,
                               int64_t deadline_ns, struct arena *arena, struct error *error) MUST_CHECK;
+/* Are these of one pair, of which REFDATA_APPLY_GUESS has something to guess by? */
+bool refdata_apply_expects(struct refdata_database *database, const struct refdata_command *commands,
+                           size_t count);
 /* After the commit: releases the clients that wait for these updates, and notifies the readers of the dictionaries. Updates decided
  * before are reported again: the reply to an earlier commit may have been lost. */
 void refdata_apply_report(struct refdata_database *database, const struct refdata_command *commands,

@@ -4,6 +4,7 @@
  *   batch.c      what has to be known first, in one round trip: locks, versions, events that are there already, snapshots in
  *                assembly
  *   snapshots.c  chunks, until they are a snapshot
+ *   expected.c   instead of that: what this process left behind is expected to be still there
  *   record.c     what is written of each decision: version, status, outbox
  *   handler.c    the bus's side          upkeep.c   what expires, what is forgotten */
 #ifndef FRESHET_REFDATA_APPLY_BATCH_H
@@ -76,6 +77,7 @@ struct batch {
     struct refdata_write *deltas; /* decided, not yet on their way */
     size_t delta_count;
     struct refdata_writer writer;
+    bool is_quiet; /* its only pair was found, or is expected to be, as this process left it */
 };
 
 /* Longest time for the statements that write a whole snapshot. */
@@ -94,6 +96,12 @@ static inline bool refdata_batch_is_chunk(const struct batch *batch, size_t at)
 {
     return batch->entries[at].pair && refdata_update_is_chunk(&batch->commands[at].update);
 }
+
+/* ---- expected.c: of a batch of one pair ---- */
+bool refdata_expected_take(struct batch *batch);  /* in place of refdata_batch_read(), if it returns true; */
+void refdata_expected_ask(struct batch *batch);   /* then this is the first statement, left in the pipeline */
+void refdata_expected_found(struct batch *batch); /* after refdata_batch_read() */
+void refdata_expected_note(struct batch *batch);  /* all is decided and written */
 
 /* ---- apply.c ---- */
 /* Writes the deltas decided so far; what follows may take long. */

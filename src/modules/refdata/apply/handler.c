@@ -143,6 +143,8 @@ static enum status apply_memo(struct memo *memo, struct bus_batch *batch)
     for (size_t i = 0; i < memo->count; i++)
         if (!memo->commands[i].waited) /* an update that a client waits for was accepted, and has its row */
             flags |= REFDATA_APPLY_UNKNOWN;
+    if (batch->is_unlocked && !(flags & REFDATA_APPLY_UNKNOWN))
+        flags |= REFDATA_APPLY_GUESS;
     if (memo->count == 1)
         flags |= REFDATA_APPLY_ALONE;
     if (memo->count == 1 && batch->attempt + 1 >= memo->catalog->updates.attempts_max)

@@ -1,13 +1,14 @@
 /* One transaction for a group of POSTs (R1, R11): their rows and their commands commit together, or neither. There are two ways,
- * direct and queued; guessed is a short form of queued:
+ * direct and queued; expected and guessed are their short forms:
  *
+ *     expected BEGIN, cursor locks of the partitions, accept, apply, COMMIT in one round trip: nobody else writes the dictionary
  *     direct   BEGIN, cursor locks of the partitions, accept ─ apply ─ COMMIT
  *     guessed  BEGIN, accept, publish, COMMIT in one round trip: a single update that is guessed to be new
  *     queued   BEGIN, accept ─ publish ─ COMMIT; apply receives the commands from the topic
  *
  * Direct is for small deltas where this process applies too. It guesses that all updates are new and that nothing is queued before
  * them; if no post has an Idempotency-Key, apply writes the rows and accept is left out. A try that fails is followed by the next way:
- * direct, guessed, queued. The order of updates holds: an update that was answered earlier is either applied, or still queued, and
+ * expected, direct, guessed, queued. The order of updates holds: an update that was answered earlier is either applied, or still queued, and
  * then the cursor locks are not granted.
  *
  * A group may be run again at any time: a retry finds the rows of a commit whose reply was lost. Refused posts leave the group, and
@@ -35,7 +36,7 @@ enum {
 static const struct db_statement lock_timeout_sql =
     DB_STATEMENT("select set_config('lock_timeout', '300', true)");
 
-enum way { DIRECT, GUESSED, QUEUED }; /* after a failed try the next one is taken */
+enum way { EXPECTED, DIRECT, GUESSED, QUEUED }; /* after a failed try the next one is taken */
 
 struct group {
     struct refdata_database *database;
@@ -83,8 +84,9 @@ static bool may_be_direct(const struct group *group)
            bus_shares_commits(database->buses.commands, STR(REFDATA_COMMANDS));
 }
 
-/* BEGIN, the request for the cursor locks and the acceptance are sent with apply's first round trip. *is_granted: the locks are held,
- * so that the group applies its updates in place of the topic's consumers. */
+/* BEGIN, the request for the cursor locks and the acceptance are sent with apply's first round trip, which may be that of the commit.
+ * *is_granted: the locks are held, so that the group applies its updates in place of the topic's consumers; or else the commit
+ * fails. */
 static enum status apply_directly(struct group *group, struct db_conn *conn, struct refdata_command *commands,
                                   bool *is_granted, uint64_t *mark, struct arena *arena)
 {
@@ -109,6 +111,10 @@ static enum status apply_directly(struct group *group, struct db_conn *conn, str
             /* not `waited`: no other process can wait for it, since it was not there before this commit */
         };
     }
+    bool is_expected =
+        group->way == EXPECTED && refdata_apply_expects(group->database, commands, group->count);
+    if (!is_expected)
+        group->way = DIRECT;
     for (unsigned i = 0; i < topic_partitions; i++)
         if (is_wanted[i])
             partitions[partition_count++] = i;
@@ -116,18 +122,19 @@ static enum status apply_directly(struct group *group, struct db_conn *conn, str
     db_pipeline_add(conn, &db_begin_sql, DB_NO_PARAMS);
     enum status status =
         bus_direct_ask(group->database->buses.commands, conn, STR(REFDATA_COMMANDS), REFDATA_APPLY_GROUP,
-                       partitions, partition_count, mark, &group->error);
+                       partitions, partition_count, is_expected, mark, &group->error);
     db_pipeline_add(conn, &lock_timeout_sql, DB_NO_PARAMS);
     if (!writes_requests)
         add_acceptances(group, conn, true, arena);
     db_pipeline_leave(conn, results, 2);
     if (status == STATUS_OK)
         status = refdata_apply_run(group->database, conn, commands, group->count,
-                                   REFDATA_APPLY_OPEN | (writes_requests ? REFDATA_APPLY_INSERTS : 0),
+                                   REFDATA_APPLY_OPEN | (writes_requests ? REFDATA_APPLY_INSERTS : 0) |
+                                       (is_expected ? REFDATA_APPLY_GUESS : 0),
                                    soon_ns < group->deadline_ns ? soon_ns : group->deadline_ns, arena,
                                    &group->error);
-    db_pipeline_leave(conn, NULL, 0); /* the results have come, or they are not needed any more */
-    *is_granted = results[1] && bus_direct_is_granted(results[1], partition_count);
+    db_pipeline_forget(conn); /* the results have come, or they are not needed any more */
+    *is_granted = is_expected || (results[1] && bus_direct_is_granted(results[1], partition_count));
     db_result_free(results[0]);
     db_result_free(results[1]);
     return status;
@@ -201,7 +208,8 @@ static enum status commit_queued(struct group *group, struct db_conn *conn, stru
     struct refdata_acceptance **acceptances = add_acceptances(group, conn, false, arena);
     enum status status = db_pipeline_end(conn, group->deadline_ns, results, 2, NULL, &group->error);
     if (status == STATUS_OK)
-        status = refdata_acceptance_take(results[1], acceptances, group->count, &group->error);
+        status = refdata_acceptance_take(conn, results[1], acceptances, group->count, group->deadline_ns,
+                                         &group->error);
     db_result_free(results[0]);
     db_result_free(results[1]);
     if (status != STATUS_OK)
@@ -244,7 +252,7 @@ static enum status try_once(struct group *group, struct db_conn *conn)
         (group->count > 1 || !group->posts[0]->waits ||
          !bus_shares_commits(group->database->buses.commands, STR(REFDATA_COMMANDS))))
         group->way = QUEUED;
-    if (group->way == DIRECT)
+    if (group->way <= DIRECT)
         status = commit_direct(group, conn, &arena);
     else if (group->way == GUESSED)
         status = commit_guessed(group, conn, &arena);
@@ -279,7 +287,7 @@ static bool commit_group(struct group *group)
     for (size_t i = 0; i < group->count; i++)
         if (group->posts[i]->deadline_ns > group->deadline_ns)
             group->deadline_ns = group->posts[i]->deadline_ns;
-    group->way = may_be_direct(group) ? DIRECT : GUESSED;
+    group->way = may_be_direct(group) ? EXPECTED : GUESSED;
     for (int tries = 0; group->count > 0; tries++) {
         struct db_conn *conn = NULL;
         if (tries > 0 && !may_try_again(group, status, is_connected, tries))

@@ -1,0 +1,106 @@
+/* What this process left in the row of a pair, for the next batch of it: while nobody else writes the pair, a batch is decided by
+ * that instead of being read first, and the whole of it is one round trip. The first statement, refdata.expect_pair(), locks the row
+ * and fails where anything differs.
+ *
+ * A pair is guessed when the batch before found it as the one before that had left it. So a pair that several processes write is
+ * read each time, and one whose guess failed is read twice. What is kept here is noted before its commit: where that fails, the next
+ * batch of the pair is not guessed, or its guess fails too. */
+#include "modules/refdata/apply/batch.h"
+
+static const struct db_statement expect_sql =
+    DB_STATEMENT("select refdata.expect_pair($1, $2, $3, $4, $5, $6::text[]::uuid[], $7)");
+
+static struct refdata_left *slot_of(struct refdata_expected *expected, struct str tenant, struct str code)
+{
+    return &expected->slots[map_hash_pair(tenant, code) % REFDATA_EXPECTED_SLOTS];
+}
+
+/* Under the lock. */
+static bool is_of(const struct refdata_left *left, struct str tenant, struct str code)
+{
+    return str_eq(str_from(left->tenant), tenant) && str_eq(str_from(left->code), code);
+}
+
+bool refdata_apply_expects(struct refdata_database *database, const struct refdata_command *commands,
+                           size_t count)
+{
+    struct refdata_expected *expected = &database->expected;
+    struct str tenant = commands[0].update.tenant, code = commands[0].update.dict_code;
+    const struct refdata_left *left = slot_of(expected, tenant, code);
+    for (size_t i = 1; i < count; i++)
+        if (!str_eq(commands[i].update.tenant, tenant) || !str_eq(commands[i].update.dict_code, code))
+            return false;
+    pthread_mutex_lock(&expected->lock);
+    bool is_quiet = left->is_quiet && is_of(left, tenant, code);
+    pthread_mutex_unlock(&expected->lock);
+    return is_quiet;
+}
+
+bool refdata_expected_take(struct batch *batch)
+{
+    struct refdata_expected *expected = &batch->database->expected;
+    struct pair *pair = batch->pairs[0];
+    const struct refdata_left *left = slot_of(expected, pair->tenant, pair->code);
+    for (size_t i = 0; i < batch->count; i++)
+        if (!batch->entries[i].pair || batch->commands[i].update.source != batch->commands[0].update.source)
+            return false;
+    pthread_mutex_lock(&expected->lock);
+    bool is_guessed = left->is_quiet && is_of(left, pair->tenant, pair->code);
+    if (is_guessed) {
+        pair->version = pair->locked_version = left->version;
+        pair->revision = (struct revision){left->has_revision, left->revision};
+        pair->event = arena_str(batch->arena, str_from(left->event_id));
+    }
+    pthread_mutex_unlock(&expected->lock);
+    batch->is_quiet = is_guessed;
+    return is_guessed;
+}
+
+void refdata_expected_ask(struct batch *batch)
+{
+    const struct pair *pair = batch->pairs[0];
+    struct buf events = {0};
+    for (size_t i = 0; i < batch->count; i++) {
+        db_array_put(&events, str_from(batch->commands[i].update.event_id));
+        batch->entries[i].first = i;
+    }
+    db_pipeline_begin(batch->conn);
+    db_pipeline_add(batch->conn, &expect_sql,
+                    DB_PARAMS(db_text(pair->tenant), db_text(pair->code), db_i64(pair->version),
+                              db_uuid(pair->event),
+                              pair->revision.given ? db_i64(pair->revision.value) : db_null(DB_BIGINT),
+                              db_text_array(db_array_end(&events)),
+                              db_text(refdata_source_name(batch->commands[0].update.source))));
+    db_pipeline_leave(batch->conn, NULL, 0);
+    buf_deinit(&events);
+}
+
+void refdata_expected_found(struct batch *batch)
+{
+    struct refdata_expected *expected = &batch->database->expected;
+    const struct pair *pair = batch->pairs[0];
+    const struct refdata_left *left = slot_of(expected, pair->tenant, pair->code);
+    pthread_mutex_lock(&expected->lock);
+    batch->is_quiet = is_of(left, pair->tenant, pair->code) && left->version == pair->version &&
+                      !pair->is_hydrated && !pair->assembling &&
+                      str_eq(str_from(left->event_id), pair->event);
+    pthread_mutex_unlock(&expected->lock);
+}
+
+void refdata_expected_note(struct batch *batch)
+{
+    struct refdata_expected *expected = &batch->database->expected;
+    const struct pair *pair = batch->pairs[0];
+    struct refdata_left *left = slot_of(expected, pair->tenant, pair->code);
+    if (pair->tenant.len >= sizeof left->tenant || pair->code.len >= sizeof left->code)
+        return;
+    pthread_mutex_lock(&expected->lock);
+    *left = (struct refdata_left){.version = pair->version,
+                                  .revision = pair->revision.value,
+                                  .has_revision = pair->revision.given,
+                                  .is_quiet = batch->is_quiet};
+    str_copy(left->tenant, sizeof left->tenant, pair->tenant);
+    str_copy(left->code, sizeof left->code, pair->code);
+    str_copy(left->event_id, sizeof left->event_id, pair->event);
+    pthread_mutex_unlock(&expected->lock);
+}
