@@ -22,7 +22,7 @@ static struct place { /* where the child is */
 } * at;
 static uint64_t random_state;
 static int64_t now_ns;
-static bool is_traced, has_hung;
+static bool is_traced, has_hung, is_here; /* here: without a child process */
 
 /* ThreadSanitizer goes on after a report, by default: then the run that it belongs to would not be known. */
 const char *__tsan_default_options(void);
@@ -66,6 +66,9 @@ void model_fail(const char *file, int line, const char *format, ...)
     vfprintf(stderr, format, args);
     fputc('\n', stderr);
     va_end(args);
+    if (is_here)
+        fprintf(stderr, "the run of seed %llu fails. Repeat: FRESHET_SEED=%llu\n",
+                (unsigned long long)at->seed, (unsigned long long)at->seed);
     _exit(1);
 }
 
@@ -168,6 +171,20 @@ static unsigned number(const char *name, unsigned otherwise)
 {
     const char *text = getenv(name);
     return text ? (unsigned)strtoul(text, NULL, 10) : otherwise;
+}
+
+void model_run_here(const struct model *model)
+{
+    static struct place here;
+    unsigned seeds = number("FRESHET_SEEDS", model->seeds), steps = number("FRESHET_STEPS", model->steps),
+             seed = number("FRESHET_SEED", 0);
+
+    at = &here;
+    is_here = true;
+    is_traced = seed > 0;
+    for (uint64_t each = seed ? seed : 1; each <= (seed ? seed : seeds); each++)
+        run(model, each, steps);
+    alarm(0);
 }
 
 int model_main(const struct model *model)

@@ -37,6 +37,8 @@ struct model {
 #define MODEL_OPERATIONS(table) .operations = (table), .operation_count = sizeof(table) / sizeof(table)[0]
 
 int model_main(const struct model *model);
+/* The same in this process, within a test of a program that has started servers: a run that fails is not shortened. */
+void model_run_here(const struct model *model);
 
 /* ---- within a run ---- */
 uint64_t model_below(uint64_t bound); /* a random number */

@@ -86,5 +86,6 @@ int run_engine_tests(void);
 int run_fault_tests(void);
 int run_operator_tests(void);
 int run_model_tests(void);
+int run_claim_tests(void);
 
 #endif

@@ -1,0 +1,324 @@
+/* Claims against the rows themselves (O2, O3): workers claim, publish, settle, die, lose their replies and their leases, in random
+ * order. What an exchange may have changed is derived from the rows before it; no event is claimed by two, none is published before an
+ * earlier one of its aggregate, and a claim that finds nothing leaves nothing that could be claimed. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "model.h"
+#include "outbox/outbox_inside.h"
+#include "rig.h"
+
+enum { WORKERS = 3, AGGREGATES = 4, EVENTS_MAX = 16, LEASE_MS = 3600000 };
+
+enum state { NONE, LIVE, PUBLISHED, FAILED };
+
+struct row {
+    enum state state;
+    int64_t attempts;
+    bool is_leased, is_waiting;
+    char claim[UUID_TEXT_BYTES];
+};
+
+static const struct rig_form *form;
+static struct outbox workers[WORKERS];
+static bool has_published[WORKERS]; /* its batch: the results are known */
+static struct db_conn *conns[WORKERS];
+static struct row before[AGGREGATES][EVENTS_MAX + 1], rows[AGGREGATES][EVENTS_MAX + 1];
+static bool has_ended[AGGREGATES][EVENTS_MAX + 1]; /* published once, or failed */
+static int inserted[AGGREGATES];
+static bool loses_reply;
+
+/* The exchange has its effect, and the worker does not know it. */
+enum status __real_db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db_result **results,
+                                   size_t count, size_t *failed_at, struct error *error);
+enum status __wrap_db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db_result **results,
+                                   size_t count, size_t *failed_at, struct error *error);
+enum status __wrap_db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db_result **results,
+                                   size_t count, size_t *failed_at, struct error *error)
+{
+    enum status status = __real_db_pipeline_end(conn, deadline_ns, results, count, failed_at, error);
+    if (status != STATUS_OK || !loses_reply)
+        return status;
+    for (size_t i = 0; i < count; i++) {
+        db_result_free(results[i]);
+        results[i] = NULL;
+    }
+    return error_set(error, STATUS_DB_DOWN, "the reply is lost");
+}
+
+/* ---- rows ---- */
+
+static void read_rows(void)
+{
+    const struct outbox_table *table = form->table;
+    struct db_conn *conn = rig_conn();
+    struct db_result *result = NULL;
+    struct error error = {0};
+    char text[1024];
+    snprintf(
+        text, sizeof text,
+        "SELECT (payload->>'a')::int, (payload->>'n')::int, CASE WHEN %s THEN 1 WHEN %s THEN 2 ELSE 3 END,"
+        " %s, coalesce(%s > now(), false)::int, coalesce(%s > now(), false)::int, coalesce(%s::text, '') FROM %s",
+        form->live, form->published, table->attempts, table->locked_until, table->next_attempt_at,
+        table->claim_id, table->name);
+    struct db_statement statement = db_statement_of(str_from(text));
+    MODEL_CHECK(db_query(conn, &statement, NULL, clock_deadline_ms(PATIENCE_MS), &result, &error) ==
+                    STATUS_OK,
+                "%s: %s", text, error.message);
+    memcpy(before, rows, sizeof rows);
+    memset(rows, 0, sizeof rows);
+    for (size_t i = 0; i < db_result_rows(result); i++) {
+        struct row *row = &rows[db_result_i64(result, i, 0)][db_result_i64(result, i, 1)];
+        *row = (struct row){.state = (enum state)db_result_i64(result, i, 2),
+                            .attempts = db_result_i64(result, i, 3),
+                            .is_leased = db_result_i64(result, i, 4) > 0,
+                            .is_waiting = db_result_i64(result, i, 5) > 0};
+        str_copy(row->claim, sizeof row->claim, db_result_str(result, i, 6));
+    }
+    db_result_free(result);
+    db_release(conn);
+    for (int a = 0; a < AGGREGATES; a++)
+        for (int n = 1; n <= EVENTS_MAX; n++)
+            has_ended[a][n] |= rows[a][n].state == FAILED;
+}
+
+static void place_of(const struct outbox_event *event, int *aggregate, int *number)
+{
+    char text[96];
+    str_copy(text, sizeof text, event->payload);
+    MODEL_CHECK(sscanf(text, "{\"a\": %d, \"n\": %d}", aggregate, number) == 2, "%s", text);
+}
+
+/* ---- the workers ---- */
+
+static void insert(void)
+{
+    int aggregate = (int)model_below(AGGREGATES), last = inserted[aggregate] + 1 + (int)model_below(4);
+    last = last < EVENTS_MAX ? last : EVENTS_MAX;
+    if (inserted[aggregate] == last)
+        return;
+    rig_insert(form->table, aggregate, inserted[aggregate] + 1, last);
+    model_note("%d to %d of %d", inserted[aggregate] + 1, last, aggregate);
+    inserted[aggregate] = last;
+    read_rows();
+}
+
+/* Whether an event is poison is decided by the event, as it is for a publisher. */
+static void publish(size_t number)
+{
+    struct outbox *outbox = &workers[number];
+    struct outbox_claim *claim = &outbox->claim;
+    struct outbox_batch batch = {.events = claim->events, .count = claim->count, .results = claim->results};
+    bool gives_back = model_one_in(6);
+    for (size_t i = 0; i < claim->count; i++) {
+        int a, n;
+        place_of(&claim->events[i], &a, &n);
+        enum outbox_result_kind kind = gives_back        ? OUTBOX_RELEASE
+                                       : n % 7 == 3      ? OUTBOX_POISON
+                                       : model_one_in(6) ? (model_one_in(2) ? OUTBOX_RETRY : OUTBOX_OUTAGE)
+                                                         : OUTBOX_DONE;
+        if (!outbox_batch_is_held(&batch, i) && kind == OUTBOX_DONE) {
+            for (int earlier = 1; earlier < n; earlier++)
+                MODEL_CHECK(has_ended[a][earlier] || earlier % 7 == 3, "%d of %d is published before %d", n,
+                            a, earlier);
+            has_ended[a][n] = true;
+        }
+        outbox_batch_set(&batch, i, kind, "%s", "because");
+        model_note("%d of %d: %d", n, a, kind);
+    }
+    outbox_results_conclude(outbox);
+    has_published[number] = true;
+}
+
+/* What the settlement of a batch does to one of its rows, if its claim is still valid. */
+static void settle_row(struct row *row, enum outbox_result_kind kind)
+{
+    row->claim[0] = '\0';
+    row->is_leased = false;
+    row->is_waiting = kind == OUTBOX_RETRY || kind == OUTBOX_OUTAGE;
+    row->attempts += kind == OUTBOX_RETRY || kind == OUTBOX_POISON || kind == OUTBOX_OUTAGE;
+    row->state = kind == OUTBOX_DONE ? PUBLISHED : kind == OUTBOX_POISON ? FAILED : LIVE;
+}
+
+static void release_rows(const char *claim)
+{
+    for (int a = 0; a < AGGREGATES; a++)
+        for (int n = 1; n <= EVENTS_MAX && claim[0]; n++)
+            if (strcmp(rows[a][n].claim, claim) == 0) {
+                rows[a][n].claim[0] = '\0';
+                rows[a][n].is_leased = false;
+            }
+}
+
+/* `claim`: of the rows that may have been claimed since. */
+static void check_rows(const char *claim)
+{
+    for (int a = 0; a < AGGREGATES; a++) {
+        bool is_blocked = false;
+        for (int n = 1; n <= EVENTS_MAX; n++) {
+            const struct row *was = &before[a][n], *is = &rows[a][n];
+            bool is_claimed = is->state == LIVE && claim[0] && strcmp(is->claim, claim) == 0;
+            MODEL_CHECK(is->state == was->state && is->attempts == was->attempts &&
+                            is->is_waiting == was->is_waiting,
+                        "%d of %d: state %d, attempts %d, not %d, %d", n, a, is->state, (int)is->attempts,
+                        was->state, (int)was->attempts);
+            if (is_claimed)
+                MODEL_CHECK(!was->is_leased && !was->is_waiting && !is_blocked && is->is_leased,
+                            "%d of %d is claimed: leased %d, waiting %d, blocked %d", n, a, was->is_leased,
+                            was->is_waiting, is_blocked);
+            else
+                MODEL_CHECK(is->is_leased == was->is_leased && strcmp(is->claim, was->claim) == 0,
+                            "%d of %d has another claim", n, a);
+            is_blocked |= is->state == LIVE && !is_claimed;
+        }
+    }
+}
+
+static void check_nothing_is_due(void)
+{
+    for (int a = 0; a < AGGREGATES; a++) {
+        int n = 1;
+        while (n <= EVENTS_MAX && rows[a][n].state != LIVE)
+            n++;
+        MODEL_CHECK(n > EVENTS_MAX || rows[a][n].is_leased || rows[a][n].is_waiting,
+                    "%d of %d is not claimed", n, a);
+    }
+}
+
+static void exchange(void)
+{
+    size_t number = model_below(WORKERS), valid = 0;
+    struct outbox_claim *claim = &workers[number].claim;
+    struct error error = {0};
+    bool claims = !model_one_in(5);
+    char doubtful[UUID_TEXT_BYTES];
+    if (claim->count > 0 && !has_published[number])
+        publish(number);
+    str_copy(doubtful, sizeof doubtful, str_from(claim->doubtful));
+    release_rows(doubtful);
+    for (size_t i = 0; i < claim->count; i++) {
+        int a, n;
+        place_of(&claim->events[i], &a, &n);
+        if (strcmp(rows[a][n].claim, claim->id) == 0 && rows[a][n].state == LIVE) {
+            settle_row(&rows[a][n], claim->results[i].kind);
+            valid++;
+        }
+    }
+    loses_reply = model_one_in(8) && (claim->count > 0 || claims);
+    model_note("worker %zu%s%s", number, claims ? " claims" : "", loses_reply ? ", its reply is lost" : "");
+    enum status status = outbox_claim_exchange(&workers[number], conns[number], claims,
+                                               clock_deadline_ms(PATIENCE_MS), &error);
+    MODEL_CHECK((status == STATUS_OK) == !loses_reply, "%s", error.message);
+    loses_reply = false;
+    read_rows();
+    if (status != STATUS_OK) {
+        check_rows(claims ? claim->doubtful : "");
+        return;
+    }
+    MODEL_CHECK(claim->settled == valid, "%zu are settled, not %zu", claim->settled, valid);
+    check_rows(claims ? claim->id : "");
+    has_published[number] = false;
+    if (claims && claim->count == 0 && !claim->more)
+        check_nothing_is_due();
+}
+
+static void publish_now(void)
+{
+    size_t number = model_below(WORKERS);
+    if (workers[number].claim.count > 0 && !has_published[number])
+        publish(number);
+}
+
+/* Its leases end later; the next worker in its place knows nothing of them. */
+static void forget_worker(size_t number)
+{
+    struct outbox_claim *claim = &workers[number].claim;
+    db_result_free(claim->rows);
+    arena_deinit(&claim->arena);
+    buf_deinit(&claim->ids);
+    buf_deinit(&claim->cursor_text);
+    *claim = (struct outbox_claim){.arena = ARENA(4096), .outage_pause_ms = LEASE_MS};
+    has_published[number] = false;
+}
+
+static void die(void)
+{
+    size_t number = model_below(WORKERS);
+    model_note("worker %zu", number);
+    forget_worker(number);
+}
+
+/* Time passes for half of the rows. */
+static void end_leases(void)
+{
+    rig_sql("UPDATE %s SET %s = now() WHERE (payload->>'n')::int %% 2 = %d", form->table->name,
+            form->table->locked_until, (int)model_below(2));
+    read_rows();
+}
+
+static void end_pauses(void)
+{
+    rig_sql("UPDATE %s SET %s = now() WHERE (payload->>'a')::int %% 2 = %d", form->table->name,
+            form->table->next_attempt_at, (int)model_below(2));
+    read_rows();
+}
+
+/* ---- life ---- */
+
+static void begin(void)
+{
+    form = &rig_forms[model_below(2)];
+    rig_sql("TRUNCATE %s", form->table->name);
+    memset(rows, 0, sizeof rows);
+    memset(has_ended, 0, sizeof has_ended);
+    memset(inserted, 0, sizeof inserted);
+    outbox_metrics_init();
+    for (size_t i = 0; i < WORKERS; i++) {
+        struct outbox *outbox = &workers[i];
+        *outbox = (struct outbox){
+            .config = {.table = form->table}, .settings = rig_settings(), .arena = ARENA(4096)};
+        outbox->settings.batch = 1 + (int64_t)model_below(6);
+        outbox->settings.lease_ms = LEASE_MS;
+        outbox->settings.attempts_max = 3;
+        outbox->settings.backoff_base_ms = outbox->settings.backoff_max_ms = LEASE_MS;
+        snprintf(outbox->worker, sizeof outbox->worker, "worker %zu", i);
+        outbox_sql_init(&outbox->sql, form->table, &outbox->arena);
+        forget_worker(i);
+        conns[i] = rig_conn();
+    }
+}
+
+static void check(void)
+{
+}
+
+static void end(void)
+{
+    for (size_t i = 0; i < WORKERS; i++) {
+        forget_worker(i);
+        arena_deinit(&workers[i].claim.arena);
+        arena_deinit(&workers[i].arena);
+        db_release(conns[i]);
+    }
+}
+
+static void test_o3_claims_match_the_model(void **state)
+{
+    static const struct model_operation operations[] = {
+        {"insert", 20, insert}, {"exchange", 50, exchange},    {"publish", 15, publish_now},
+        {"die", 5, die},        {"end leases", 6, end_leases}, {"end pauses", 6, end_pauses}};
+    (void)state;
+    model_run_here(&(struct model){.name = "outbox claims",
+                                   .seeds = 60,
+                                   .steps = 40,
+                                   .begin = begin,
+                                   .check = check,
+                                   .end = end,
+                                   MODEL_OPERATIONS(operations)});
+}
+
+int run_claim_tests(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_o3_claims_match_the_model)};
+    return cmocka_run_group_tests_name("claims", tests, NULL, NULL);
+}
