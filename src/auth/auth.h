@@ -95,10 +95,10 @@ enum auth_answer auth_check(struct auth *auth, struct loop *loop, const struct a
  * on_verified(context) on this loop, exactly once: ask auth_check() again. It then knows either way, but
  * for the rare AUTH_VERIFY once more (keys replaced meanwhile, work cancelled), which is answered by
  * asking again. A token whose key is not known waits for one reading of the keys, at most jwks_timeout_ms.
- * False: too much is under way, of all or of this peer (may be NULL), answer 503, nothing will be called. The token is
+ * False: too much is under way, of all or of this sender (a hash of its address), answer 503, nothing will be called. The token is
  * copied. */
-bool auth_verify(struct auth *auth, struct loop *loop, const struct sockaddr_storage *peer,
-                 struct str authorization, void (*on_verified)(void *context), void *context) MUST_CHECK;
+bool auth_verify(struct auth *auth, struct loop *loop, uint64_t sender, struct str authorization,
+                 void (*on_verified)(void *context), void *context) MUST_CHECK;
 /* The value of WWW-Authenticate for a 401 of auth_check() (RFC 6750 §3). Returns its length;
  * NUL-terminated. */
 #define AUTH_CHALLENGE_BYTES 256

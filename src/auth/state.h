@@ -108,7 +108,7 @@ struct auth_keyset *auth_keysource_keys(struct auth_keysource *source); /* a ref
 bool auth_keysource_demand(struct auth_keysource *source);
 
 /* ---- auth.c ---- */
-enum { AUTH_PEERS = 256 };
+enum { AUTH_SENDERS = 256 };
 struct auth_loop {
     struct auth *auth;
     struct loop *loop;
@@ -119,7 +119,7 @@ struct auth_loop {
     struct auth_denied_table denied;
     int64_t tick_ns, wall_us;                 /* the wall clock as of this tick */
     struct map pending;                       /* verifications under way */
-    unsigned pending_by_peer[AUTH_PEERS];     /* of those, by a hash of the sender's address */
+    unsigned pending_by_sender[AUTH_SENDERS]; /* of those, by a hash of their sender */
     TAILQ_HEAD(, auth_verification) awaiting; /* of those, the ones that wait for keys */
     unsigned awaiting_count;
     struct auth_identity scratch; /* an identity made for one question: an override, auth switched off */

@@ -13,8 +13,8 @@
 #include "base/memory.h"
 
 #define PENDING_MAX 2048 /* per loop: a storm of strange tokens must not fill the workers' queue */
-#define PENDING_OF_PEER_MAX (PENDING_MAX / 2) /* of those, sent from one address */
-#define AWAITING_MAX 64                       /* of those, waiting for keys */
+#define PENDING_OF_SENDER_MAX (PENDING_MAX / 2) /* of those, sent from one address */
+#define AWAITING_MAX 64                         /* of those, waiting for keys */
 #define DENIED_MS 10000
 #define DENIED_UNKNOWN_KEY_MS 1000 /* it may become known at any time */
 #define ARENA_BLOCK_BYTES 4096
@@ -62,7 +62,7 @@ struct auth_verification {
     struct auth_rules *rules;                /* the ones it is held against */
     struct auth_keyset *keys;
     uint64_t generation;
-    unsigned peer; /* index of pending_by_peer */
+    unsigned sender; /* index of pending_by_sender */
     STAILQ_HEAD(, waiter) waiters;
     bool had_its_reading;
     struct arena arena; /* of the claims */
@@ -133,7 +133,7 @@ static void finish(struct auth_verification *v)
     struct waiter *waiter;
 
     map_remove(&v->state->pending, &v->node);
-    v->state->pending_by_peer[v->peer]--;
+    v->state->pending_by_sender[v->sender]--;
     while ((waiter = STAILQ_FIRST(&v->waiters))) {
         STAILQ_REMOVE_HEAD(&v->waiters, link);
         waiter->on_verified(waiter->context);
@@ -205,21 +205,8 @@ void auth_verifications_settle(struct auth_loop *state, bool keys_changed)
 
 /* ---- asking ---- */
 
-/* Nothing else is known of a sender before its token is checked. Of an IPv6 address only the network counts: a client has as many
- * others as it likes. */
-static unsigned index_of_peer(const struct sockaddr_storage *peer)
-{
-    struct str address = STR_NONE;
-
-    if (peer && peer->ss_family == AF_INET)
-        address = str_of((const char *)&((const struct sockaddr_in *)peer)->sin_addr, 4);
-    else if (peer && peer->ss_family == AF_INET6)
-        address = str_of((const char *)&((const struct sockaddr_in6 *)peer)->sin6_addr, 8);
-    return (unsigned)(hash_seeded(address) % AUTH_PEERS);
-}
-
-bool auth_verify(struct auth *auth, struct loop *loop, const struct sockaddr_storage *peer,
-                 struct str authorization, void (*on_verified)(void *context), void *context)
+bool auth_verify(struct auth *auth, struct loop *loop, uint64_t sender, struct str authorization,
+                 void (*on_verified)(void *context), void *context)
 {
     struct auth_loop *state = auth_loop_of(auth, loop);
     uint64_t hash = hash_seeded(authorization);
@@ -233,13 +220,13 @@ bool auth_verify(struct auth *auth, struct loop *loop, const struct sockaddr_sto
         v = NULL;
     }
     if (!v) {
-        unsigned index = index_of_peer(peer);
-        if (state->pending.count == PENDING_MAX || state->pending_by_peer[index] == PENDING_OF_PEER_MAX ||
+        unsigned index = (unsigned)(sender % AUTH_SENDERS);
+        if (state->pending.count == PENDING_MAX || state->pending_by_sender[index] == PENDING_OF_SENDER_MAX ||
             authorization.len == 0)
             return false;
         v = memory_zalloc(sizeof(*v) + authorization.len);
         v->state = state;
-        v->peer = index;
+        v->sender = index;
         v->authorization_len = authorization.len;
         str_put(v->authorization, authorization);
         STAILQ_INIT(&v->waiters);
@@ -249,7 +236,7 @@ bool auth_verify(struct auth *auth, struct loop *loop, const struct sockaddr_sto
             return false;
         }
         map_add(&state->pending, &v->node, hash);
-        state->pending_by_peer[index]++;
+        state->pending_by_sender[index]++;
     }
     struct waiter *waiter = memory_alloc(sizeof(*waiter));
     *waiter = (struct waiter){.on_verified = on_verified, .context = context};

@@ -255,21 +255,27 @@ static bool waits_for_reader(const struct http_connection *connection)
     return connection->state == HTTP_STATE_HEAD && connection->is_unsent && buf_len(&connection->own_out) > 0;
 }
 
-/* Has this tick taken so long that other connections must have their turn? */
+/* Has this tick taken so long that other connections must have their turn? By the last look at the clock. */
 static bool is_long_tick(const struct http_home *home)
 {
-    return clock_mono_ns() - loop_now_ns(home->loop) >= HTTP_TICK_MS_MAX * CLOCK_NS_PER_MS;
+    return home->clock_ns - loop_now_ns(home->loop) >= HTTP_TICK_MS_MAX * CLOCK_NS_PER_MS;
+}
+
+static bool has_become_long(struct http_home *home)
+{
+    home->clock_ns = clock_mono_ns();
+    return is_long_tick(home);
 }
 
 /* True when it stopped only because enough output is waiting to be written. */
-static bool advance(struct http_connection *connection)
+static bool advance(struct http_connection *connection, unsigned requests_max)
 {
     for (unsigned requests = 0; connection->state != HTTP_STATE_DEAD;) {
         if (buf_len(connection->out) >= HTTP_OUT_BYTES_MAX || waits_for_reader(connection))
             return true;
-        if (connection->state == HTTP_STATE_HEAD && ++requests > HTTP_REQUESTS_PER_CHECK &&
-            (requests > HTTP_REQUESTS_PER_TURN ||
-             (requests % HTTP_REQUESTS_PER_CHECK == 1 && is_long_tick(connection->home)))) {
+        if (connection->state == HTTP_STATE_HEAD &&
+            (++requests > requests_max ||
+             (requests % HTTP_REQUESTS_PER_CHECK == 0 && has_become_long(connection->home)))) {
             connection->wants_turn = true;
             return false;
         }
@@ -332,6 +338,8 @@ static void take_turn(struct http_connection *connection)
         return;
     connection->running = true;
     connection->wants_turn = false;
+    unsigned requests_max =
+        is_long_tick(connection->home) ? HTTP_REQUESTS_IN_LONG_TICK : HTTP_REQUESTS_PER_TURN;
     bool is_alive = true;
     for (unsigned round = 0; is_alive; round++) {
         if (connection->out == &connection->own_out && buf_len(&connection->own_out) == 0) {
@@ -339,11 +347,11 @@ static void take_turn(struct http_connection *connection)
                 buf_deinit(&connection->own_out);
             connection->out = &connection->home->out; /* gathered there while nothing is unsent */
         }
-        bool has_more = advance(connection);
+        bool has_more = advance(connection, requests_max);
         is_alive = connection->state != HTTP_STATE_DEAD && write_out(connection);
         if (!has_more || !is_alive || buf_len(connection->out) > 0)
             break;
-        if (round == HTTP_ROUNDS_PER_TURN || is_long_tick(connection->home)) {
+        if (round == HTTP_ROUNDS_PER_TURN || has_become_long(connection->home)) {
             connection->wants_turn = true;
             break;
         }

@@ -29,6 +29,7 @@ enum {
     HTTP_REQUESTS_PER_TURN = 128,            /* the same for pipelined requests */
     HTTP_REQUESTS_PER_CHECK = 32,            /* after so many, and after each write, … */
     HTTP_TICK_MS_MAX = 1,                    /* … a tick that has taken so long ends the turn */
+    HTTP_REQUESTS_IN_LONG_TICK = 16,         /* of each connection that comes later in such a tick */
     HTTP_SPARE_EXCHANGES_MAX = 64,           /* kept per loop */
     HTTP_ARENA_BYTES = 4 * 1024,             /* of a request, without another malloc */
     HTTP_LINGER_MS = 2000,                   /* after the last answer, for the client to read it */
@@ -196,6 +197,7 @@ struct http_home {
     LIST_HEAD(, http_connection) connections;
     struct http_connection *idle_hand; /* the next to be looked at; NULL = the first */
     struct http_tally tally;
+    int64_t clock_ns;                              /* when the clock was last read */
     char date_line[CLOCK_HTTP_DATE_BYTES - 1 + 8]; /* "Date: …\r\n" */
     int64_t date_until_ns;
     TAILQ_HEAD(, http_connection) unsent; /* the first has waited for its client longest */

@@ -1,6 +1,7 @@
 /* What a handler reads of its request: header fields, path and query parameters, Accept, If-None-Match.
  *
  * Percent-decoding happens here, when a handler asks, and never before routing. */
+#include "base/hash.h"
 #include "base/hex.h"
 #include "http/http_inside.h"
 
@@ -261,4 +262,16 @@ bool http_request_none_match(const struct http_request *request, struct str etag
                 return true;
     }
     return false;
+}
+
+uint64_t http_request_sender(const struct http_request *request)
+{
+    const struct sockaddr_storage *peer = request->peer;
+    struct str address = STR_NONE;
+
+    if (peer->ss_family == AF_INET)
+        address = str_of((const char *)&((const struct sockaddr_in *)peer)->sin_addr, 4);
+    else if (peer->ss_family == AF_INET6)
+        address = str_of((const char *)&((const struct sockaddr_in6 *)peer)->sin6_addr, 8);
+    return hash_seeded(address);
 }

@@ -86,7 +86,8 @@ void http_tally_flush(struct http_home *home)
 
     if (tally->count == 0)
         return;
-    double seconds = seconds_since(loop_now_ns(home->loop));
+    home->clock_ns = clock_mono_ns();
+    double seconds = (double)(home->clock_ns - loop_now_ns(home->loop)) / 1e9;
     struct metric_series *latency = latency_of(tally->entry);
     metric_add(tally->counter, tally->count);
     for (unsigned i = 0; i < tally->count; i++)

@@ -3,8 +3,8 @@
  * GET /actuator/prometheus needs no token, so it has a thread of its own and one rendering at a time.
  *
  * A request waits, parked, for the next rendering that begins; all that wait by then share its text, so each reads values
- * that are not older than its question. Between two renderings there is a pause, past WAITERS_MAX a request is answered
- * 503: however many ask, the other routes lose one thread's part-time work. The text is counted and copied piece by piece
+ * that are not older than its question. Between two renderings there is a pause, past WAITERS_MAX, or half of them from one
+ * address, a request is answered 503: however many ask, the other routes lose one thread's part-time work. The text is counted and copied piece by piece
  * as a client's socket takes it. */
 #include <pthread.h>
 #include <stdlib.h>
@@ -18,7 +18,8 @@
 
 enum {
     WAITERS_MAX = 32,
-    PAUSE_MS = 50, /* between two renderings */
+    WAITERS_OF_SENDER_MAX = WAITERS_MAX / 2, /* from one address */
+    PAUSE_MS = 50,                           /* between two renderings */
 };
 
 struct scrape_text {
@@ -31,6 +32,7 @@ struct scrape_waiter {
     struct loop_message message; /* first */
     struct scrape_waiter *next;
     struct loop_park_ref ref;
+    uint64_t sender;
     struct scrape_text *text; /* NULL: there is none, the process stops */
     struct str unsent;
 };
@@ -138,6 +140,15 @@ static int64_t scrape_step(struct task *task, void *context)
 
 /* ---- asking ---- */
 
+/* May one more of this sender wait? The mutex is held. */
+static bool has_room(const struct kernel_scrape *scrape, uint64_t sender)
+{
+    unsigned own = 0;
+    for (const struct scrape_waiter *waiter = scrape->waiters; waiter; waiter = waiter->next)
+        own += waiter->sender == sender;
+    return scrape->waiter_count < WAITERS_MAX && own < WAITERS_OF_SENDER_MAX;
+}
+
 static void get_prometheus(struct http_request *request)
 {
     struct kernel *kernel = request->context;
@@ -148,8 +159,9 @@ static void get_prometheus(struct http_request *request)
         free(waiter);
         return;
     }
+    waiter->sender = http_request_sender(request);
     pthread_mutex_lock(&scrape->mutex);
-    bool joined = scrape->waiter_count < WAITERS_MAX && !scrape->is_stopped;
+    bool joined = has_room(scrape, waiter->sender) && !scrape->is_stopped;
     if (joined) {
         waiter->next = scrape->waiters;
         scrape->waiters = waiter;

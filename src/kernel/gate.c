@@ -111,7 +111,8 @@ static enum http_step verify(struct kernel *kernel, struct http_request *request
         free(check);
         return HTTP_STEP_ANSWERED; /* with 503, by http_request_park() */
     }
-    if (auth_verify(kernel->auth, request->loop, request->peer, request->authorization, on_verified, check))
+    if (auth_verify(kernel->auth, request->loop, http_request_sender(request), request->authorization,
+                    on_verified, check))
         return HTTP_STEP_PARKED;
     http_request_unpark(check->ref);
     free(check);

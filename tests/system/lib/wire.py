@@ -78,8 +78,8 @@ class Client:
 class RawConnection:
     """A socket: send any bytes in any pieces, read answers one by one (pipelining included)."""
 
-    def __init__(self, port, host="127.0.0.1", timeout=TIMEOUT):
-        self.socket = socket.create_connection((host, port), timeout=timeout)
+    def __init__(self, port, host="127.0.0.1", timeout=TIMEOUT, source=""):
+        self.socket = socket.create_connection((host, port), timeout=timeout, source_address=(source, 0))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.buffer = b""
 

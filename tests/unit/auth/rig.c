@@ -105,7 +105,7 @@ enum auth_answer rig_ask(struct rig *rig, const struct auth_question *question)
 
     if (answer != AUTH_VERIFY)
         return answer;
-    assert_true(auth_verify(rig->auth, rig->loop, NULL, question->authorization, set_true, &verified));
+    assert_true(auth_verify(rig->auth, rig->loop, 0, question->authorization, set_true, &verified));
     for (int i = 0; i < 1000 && !verified; i++)
         rig_turn(rig);
     assert_true(verified);

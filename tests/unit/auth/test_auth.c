@@ -135,7 +135,7 @@ static void many_askers_share_one_verification(void **state)
     rig_honest(&token, 60);
     buf_printf(&header, "Bearer %.*s", STR_ARG(buf_str(&token)));
     for (int i = 0; i < 50; i++)
-        assert_true(auth_verify(rig_keyed.auth, rig_keyed.loop, NULL, buf_str(&header), count_calls, &calls));
+        assert_true(auth_verify(rig_keyed.auth, rig_keyed.loop, 0, buf_str(&header), count_calls, &calls));
     assert_int_equal(rig_keyed.auth->loops[0].pending.count, 1);
     for (int i = 0; i < 1000 && calls == 0; i++)
         rig_turn(&rig_keyed);
@@ -154,11 +154,11 @@ static void a_stopped_pool_says_so_and_forgets_nobody(void **state)
     rig_start(&rig_keyed);
     rig_honest(&token, 60);
     buf_printf(&header, "Bearer %.*s", STR_ARG(buf_str(&token)));
-    assert_true(auth_verify(rig_keyed.auth, rig_keyed.loop, NULL, buf_str(&header), count_calls, &calls));
+    assert_true(auth_verify(rig_keyed.auth, rig_keyed.loop, 0, buf_str(&header), count_calls, &calls));
     worker_pool_stop(rig_keyed.workers); /* runs it or cancels it: either way the asker is told */
     rig_turn(&rig_keyed);
     assert_int_equal(calls, 1);
-    assert_false(auth_verify(rig_keyed.auth, rig_keyed.loop, NULL, STR("Bearer a.b.c"), count_calls, &calls));
+    assert_false(auth_verify(rig_keyed.auth, rig_keyed.loop, 0, STR("Bearer a.b.c"), count_calls, &calls));
     rig_turn(&rig_keyed);
     assert_int_equal(calls, 1);
     buf_deinit(&header);
