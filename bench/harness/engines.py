@@ -5,7 +5,8 @@ import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "system"))
 
-from lib.engines import Engines, Nats as NatsServer, RedisNode  # noqa: E402 pylint: disable=wrong-import-position,import-error
+from lib.engines import (Engines, Kafka as KafkaBroker, Nats as NatsServer, RedisNode,  # noqa: E402 pylint: disable=wrong-import-position,import-error
+                         kafka_jars)
 
 from . import machine  # noqa: E402 pylint: disable=wrong-import-position
 
@@ -45,6 +46,25 @@ class Fleet:
         if self.has_kafka:
             found["kafka"] = [self.engines.kafka.process.pid]
         return found
+
+
+class Kafka:
+    """One broker alone, for the commands."""
+
+    def __enter__(self):
+        if not kafka_jars():
+            raise RuntimeError("Kafka can't be had here")
+        self.folder = tempfile.TemporaryDirectory(prefix="freshet-bench-kafka-", ignore_cleanup_errors=True)
+        self.broker = KafkaBroker(self.folder.name)
+        self.broker.start()
+        return self
+
+    def __exit__(self, *_):
+        self.broker.kill()
+        self.folder.cleanup()
+
+    def settings(self):
+        return {"bus": {"commands": "kafka"}, "kafka": {"brokers": [self.broker.address]}}
 
 
 class Redis:

@@ -201,8 +201,9 @@ down_command() {
     stack_down
 }
 
-# Is `fleet` among the arguments, or nothing named and so everything? The word after an option that takes one is no name.
-bench_has_fleet() { # ARGS…
+# Is a bench on the engines among the arguments, or nothing named and so everything? The word after an option that takes one is
+# no name.
+bench_has_engines() { # ARGS…
     local word is_named=0 is_value=0
     for word in "$@"; do
         if [ "$is_value" = 1 ]; then
@@ -211,7 +212,7 @@ bench_has_fleet() { # ARGS…
         fi
         case $word in
         --compare | --rounds | --seconds) is_value=1 ;;
-        fleet) return 0 ;;
+        fleet | recovery) return 0 ;;
         [a-z]*) is_named=1 ;;
         esac
     done
@@ -266,7 +267,7 @@ bench_command() {
     local compared
     compared=$(bench_compared "$@") || exit
     packages_ensure run bench
-    if bench_has_fleet "$@"; then
+    if bench_has_engines "$@"; then
         packages_ensure engines
         kafka_fetch || true
     fi
