@@ -59,7 +59,8 @@ const struct setting_row kernel_kafka_rows[] = {
     {"replication", SETTING_INT, KAFKA_ROW(replication),
      "Copies of a topic that is created here; 0 = the broker's default.", "0", 0, 16},
     {"sessionTimeout", SETTING_DURATION_MS, KAFKA_ROW(session_timeout_ms),
-     "A process that sends no heartbeat for this long loses its partitions to others.", "10s", 1000, HOUR_MS},
+     "A process that is frozen or cut off for this long loses its partitions to others.", "10s", 1000,
+     HOUR_MS},
     {"messageBytes", SETTING_SIZE, KAFKA_ROW(message_bytes_max),
      "Largest message, with its key and headers; an update past it gets 413. Topics that are created here allow it; for others "
      "it is at most their max.message.bytes.",

@@ -20,7 +20,7 @@ class Fleet:
     """sizes: how many processes of each role. sweep: how often pods compare versions with the database."""
 
     def __init__(self, serve, database, token, sizes=None, sweep="1s", dictionaries=None, adapter=None, kafka=None,
-                 **changes):
+                 session=None, **changes):
         if dictionaries is None:
             database.query(TABLES)
         self.serve, self.database, self.token = serve, database, token(TENANT)
@@ -32,6 +32,8 @@ class Fleet:
             self.settings["refdata"]["adapter"] = adapter
         if kafka:
             self.settings["refdata"]["kafka"] = kafka
+        if session:
+            self.settings["kafka"] = {"sessionTimeout": session}
         self.servers = {}
         self.names = itertools.count(1)
         for role, count in (sizes or WHOLE).items():

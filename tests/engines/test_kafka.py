@@ -3,7 +3,6 @@ once, and order holds for each key."""
 import json
 import random
 import signal
-import time
 
 import pytest
 
@@ -25,6 +24,13 @@ def audited(fleet, workload):
     fleet.settled()
     versions = audit(fleet.database, workload, fleet.pods, fleet.token)
     print(f"\n{len(workload.sent)} updates accepted, {workload.refusals} times asked again, versions {versions}")
+
+
+def shares(fleet):
+    """How many partitions each consumer has, in order; counted by their locks, of which each has one more as a member."""
+    rows = fleet.database.query("select count(*) - 1 from pg_locks where locktype = 'advisory' and objsubid = 2 and granted and"
+                                " database = (select oid from pg_database where datname = current_database()) group by pid")
+    return sorted(row[0] for row in rows)
 
 
 @pytest.fixture
@@ -77,8 +83,20 @@ def test_consumers_are_killed_in_the_middle(under_load):
     under_load(act)
 
 
+def test_the_partitions_of_a_killed_consumer_are_taken_while_its_session_lasts(make_fleet, kafka):
+    """PostgreSQL knows of its death at once."""
+    codes = [f"D{number}" for number in range(12)]
+    fleet = make_fleet(sizes={"command,relay,query": 1, "apply": 2}, dictionaries=codes, session="1h")
+    eventually(lambda: shares(fleet) == [2, 2])
+    fleet.of("apply")[0].kill()
+    for code in codes:
+        fleet.write({"a": 1}, code)
+    assert shares(fleet) == [4]
+    fleet.settled()
+
+
 @pytest.mark.whole
-@pytest.mark.parametrize("place", ["bus.before_commit", "bus.after_commit", "kafka.before_offsets"])
+@pytest.mark.parametrize("place", ["bus.before_commit", "bus.after_commit", "kafka.before_offsets", "kafka.before_look"])
 def test_a_consumer_dies_between_the_database_and_kafka(under_load, place):
     """What was committed to the database and not to Kafka comes again, and has no second effect (R10)."""
     def act(fleet, workload):
@@ -115,7 +133,7 @@ def test_a_consumer_that_freezes_loses_its_partitions_and_does_no_harm_when_it_w
         sleeper = fleet.of("apply")[0]
         sleeper.process.send_signal(signal.SIGSTOP)
         try:
-            time.sleep(4)  # longer than its session
+            eventually(lambda: shares(fleet) == [4])  # PostgreSQL ends its session
             grow(workload, 20)
         finally:
             sleeper.process.send_signal(signal.SIGCONT)

@@ -9,6 +9,8 @@
 
 #define MESSAGE_BYTES ((1u << 20) - KAFKA_RECORD_BYTES)
 
+#define LOCK_SESSIONS 64 /* one for each reader; opened when needed */
+
 enum { HANDLER_MS = 30000, SESSION_MS = 10000, RETRY_MIN_MS = 100, RETRY_MAX_MS = 1000 };
 
 static void kafka_start(struct bus *bus)
@@ -45,6 +47,8 @@ static void kafka_interrupt(struct bus *bus)
     atomic_store(&kafka->is_interrupted, true);
     if (kafka->pool)
         db_pool_interrupt(kafka->pool);
+    if (kafka->lock_pool)
+        db_pool_interrupt(kafka->lock_pool);
     pthread_mutex_lock(&kafka->lock);
     pthread_cond_broadcast(&kafka->changed);
     pthread_mutex_unlock(&kafka->lock);
@@ -118,6 +122,7 @@ static void kafka_destroy(struct bus *bus)
         bus_kafka_reader_destroy(kafka->readers[i]);
     free(kafka->readers);
     db_pool_destroy(kafka->pool);
+    db_pool_destroy(kafka->lock_pool);
     if (kafka->conf)
         rd_kafka_conf_destroy(kafka->conf);
     free((char *)kafka->config.brokers);
@@ -164,6 +169,13 @@ enum status bus_kafka_create(const struct bus_kafka_config *config, struct bus *
         status = bus_kafka_conf_create(config, &kafka->conf, error);
     if (status == STATUS_OK)
         status = bus_delivery_pool(config->target, "kafka", &kafka->pool, error);
+    if (status == STATUS_OK && config->target && config->by_locks) {
+        /* of its own, so that no other user gets a connection with locks */
+        struct db_target target = *config->target;
+        target.server = NULL;
+        target.connections_max = LOCK_SESSIONS;
+        status = bus_delivery_pool(&target, "kafka-locks", &kafka->lock_pool, error);
+    }
     if (status != STATUS_OK) {
         kafka_destroy(&kafka->bus);
         return status;

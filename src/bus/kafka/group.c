@@ -1,8 +1,8 @@
 /* A reader's membership in its group: which partitions it has, where it begins in each, and the offsets that it commits.
  *
  * A new group has no position. It gets one in every partition before it reports to be ready, by a commit of the member that has
- * partition 0: there is one such member in a generation, and Kafka refuses commits of older generations. So messages that are
- * published from then on reach the group, also when every member crashes before the first one. */
+ * partition 0: there is one such member. So messages that are published from then on reach the group, also when every member
+ * crashes before the first one. A partition that is added later is read from its beginning. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -12,7 +12,8 @@
 enum {
     AGAIN_MS = 50,
     COMMIT_AGAIN_MS = 200,
-    LEAVE_COMMIT_MS = 2000, /* for the last commit before a partition is given up */
+    COMMIT_ALL_MS = 3600000, /* Kafka deletes offsets that were not committed for days */
+    LEAVE_COMMIT_MS = 2000,  /* for the last commit before a partition is given up */
 };
 
 typedef rd_kafka_topic_partition_list_t kafka_list;
@@ -80,12 +81,15 @@ static void poll_commit(struct kafka_reader *reader, int wait_ms)
 static void begin_commit(struct kafka_reader *reader)
 {
     kafka_list *list = rd_kafka_topic_partition_list_new(4);
+    bool is_all = clock_mono_ns() >= reader->commit_all_at_ns;
 
+    if (is_all)
+        reader->commit_all_at_ns = clock_deadline_ms(COMMIT_ALL_MS);
     pthread_mutex_lock(&reader->lock);
     for (unsigned i = 0; i < reader->partition_count; i++) {
         struct kafka_partition *partition = reader->partitions[i];
         if (!partition || !partition->is_owned || partition->position < 0 ||
-            partition->position == partition->committed)
+            (partition->position == partition->committed && !is_all))
             continue;
         partition->committing = partition->position;
         list_add(reader, list, i, partition->position);
@@ -104,8 +108,9 @@ static void begin_commit(struct kafka_reader *reader)
 void bus_kafka_group_commit(struct kafka_reader *reader)
 {
     poll_commit(reader, 0);
-    if (reader->state == READER_POSITIONED && !reader->is_committing &&
-        clock_mono_ns() >= reader->commit_at_ns)
+    int64_t now_ns = clock_mono_ns();
+    if (reader->state == READER_POSITIONED && !reader->is_committing && now_ns >= reader->commit_at_ns &&
+        now_ns < atomic_load(&reader->held_until_ns))
         begin_commit(reader);
 }
 
@@ -118,16 +123,17 @@ static void await_commit(struct kafka_reader *reader, int64_t deadline_ns)
 
 /* ---- positions ---- */
 
-/* A group that has a position in some partitions is not new: the others were added to the topic since. */
-static bool create_positions(struct kafka_reader *reader, kafka_list *list, int missing)
+/* A group that has a position in some partitions is not new: the others were added to the topic since, and each member creates those
+ * of its own. */
+static bool create_positions(struct kafka_reader *reader, kafka_list *list, bool is_new)
 {
-    bool is_from_now = missing == list->cnt && reader->consumer.spec.from == BUS_FROM_NOW, is_good = true;
-    kafka_list *created = rd_kafka_topic_partition_list_new(missing);
+    bool is_from_now = is_new && reader->consumer.spec.from == BUS_FROM_NOW, is_good = true;
+    kafka_list *created = rd_kafka_topic_partition_list_new(list->cnt);
 
     for (int i = 0; i < list->cnt && is_good; i++) {
         rd_kafka_topic_partition_t *place = &list->elems[i];
         int64_t low, high;
-        if (place->offset >= 0)
+        if (place->offset >= 0 || !(is_new || is_owned(reader, place->partition)))
             continue;
         is_good = ask_ends(reader, place->partition, &low, &high);
         if (!is_good)
@@ -151,19 +157,23 @@ static bool create_positions(struct kafka_reader *reader, kafka_list *list, int 
 static bool find_positions(struct kafka_reader *reader)
 {
     kafka_list *list = rd_kafka_topic_partition_list_new((int)reader->topic_partitions);
-    int missing = 0;
+    int missing = 0, missing_here = 0;
 
     for (unsigned i = 0; i < reader->topic_partitions; i++)
         list_add(reader, list, i, RD_KAFKA_OFFSET_INVALID);
     bool is_good = !rd_kafka_committed(reader->rk, list, KAFKA_ASK_MS) && !list_error(list);
-    for (int i = 0; i < list->cnt; i++)
-        missing += list->elems[i].offset < 0;
-    if (is_good && missing > 0)
-        is_good = is_owned(reader, 0) && create_positions(reader, list, missing);
+    for (int i = 0; i < list->cnt; i++) {
+        bool is_missing = list->elems[i].offset < 0;
+        missing += is_missing;
+        missing_here += is_missing && is_owned(reader, list->elems[i].partition);
+    }
+    bool is_new = missing == list->cnt;
+    if (is_good && (is_new || missing_here > 0))
+        is_good = (!is_new || is_owned(reader, 0)) && create_positions(reader, list, is_new);
     pthread_mutex_lock(&reader->lock);
     for (int i = 0; i < list->cnt && is_good; i++) {
         struct kafka_partition *partition = bus_kafka_partition_find(reader, list->elems[i].partition);
-        if (!partition || !partition->is_owned)
+        if (!partition || !partition->is_owned || partition->position >= 0)
             continue;
         partition->position = partition->fetch_at = partition->committed = list->elems[i].offset;
         partition->due_ns = 0;
@@ -173,14 +183,14 @@ static bool find_positions(struct kafka_reader *reader)
     return is_good;
 }
 
-/* Reads on in every partition from the end of its queue. */
-static bool assign(struct kafka_reader *reader)
+/* Reads on in every partition that has a position, from the end of its queue. */
+bool bus_kafka_group_assign(struct kafka_reader *reader)
 {
     kafka_list *list = rd_kafka_topic_partition_list_new(4), *paused = rd_kafka_topic_partition_list_new(4);
 
     for (unsigned i = 0; i < reader->partition_count; i++) {
         struct kafka_partition *partition = reader->partitions[i];
-        if (!partition || !partition->is_owned)
+        if (!partition || !partition->is_owned || partition->position < 0)
             continue;
         if (partition->is_paused)
             list_add(reader, paused, i, RD_KAFKA_OFFSET_INVALID);
@@ -203,7 +213,8 @@ void bus_kafka_group_position(struct kafka_reader *reader)
     if (clock_mono_ns() < reader->position_at_ns)
         return;
     reader->position_at_ns = clock_deadline_ms(AGAIN_MS);
-    if (reader->consumer.topic->spec.partitions == 0) { /* of other programs: it has as many as it has */
+    if (reader->consumer.topic->spec.partitions == 0 &&
+        !reader->uses_locks) { /* of other programs: it has as many as it has */
         rd_kafka_topic_t *topic = rd_kafka_topic_new(reader->rk, topic_of(reader), NULL);
         rd_kafka_resp_err_t error = rd_kafka_metadata(reader->rk, 0, topic, &metadata, KAFKA_ASK_MS);
         rd_kafka_topic_destroy(topic);
@@ -216,7 +227,7 @@ void bus_kafka_group_position(struct kafka_reader *reader)
             return;
         reader->topic_partitions = (unsigned)count;
     }
-    if (!find_positions(reader) || !assign(reader))
+    if (!find_positions(reader) || !bus_kafka_group_assign(reader))
         return;
     bus_kafka_reader_move(reader, READER_POSITIONED);
     if (!reader->was_ready && spec->on_ready)
@@ -248,14 +259,13 @@ void bus_kafka_group_reposition(struct kafka_reader *reader)
         pthread_mutex_unlock(&reader->lock);
     }
     if (is_any)
-        assign(reader);
+        bus_kafka_group_assign(reader);
 }
 
 /* ---- rebalances: on the reader's thread, inside a poll ---- */
 
-void bus_kafka_group_leave(struct kafka_reader *reader)
+void bus_kafka_group_leave(struct kafka_reader *reader, bool is_lost)
 {
-    bool is_lost = rd_kafka_assignment_lost(reader->rk); /* others have the partitions already */
     int64_t deadline_ns = clock_deadline_ms(reader->kafka->config.handler_ms);
 
     pthread_mutex_lock(&reader->lock);
@@ -290,14 +300,13 @@ void bus_kafka_on_rebalance(rd_kafka_t *rk, rd_kafka_resp_err_t what, kafka_list
         for (int i = 0; i < partitions->cnt; i++) {
             struct kafka_partition *partition =
                 bus_kafka_partition_get(reader, (unsigned)partitions->elems[i].partition);
-            partition->is_owned = true;
-            partition->fetch_at = INT64_MAX; /* until it has its position */
+            bus_kafka_partition_own(partition);
         }
         pthread_mutex_unlock(&reader->lock);
         bus_kafka_reader_move(reader, READER_ASSIGNED);
         reader->position_at_ns = 0;
     } else {
-        bus_kafka_group_leave(reader);
+        bus_kafka_group_leave(reader, rd_kafka_assignment_lost(rk));
     }
     rd_kafka_assign(rk, what == RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS ? none : NULL);
     rd_kafka_topic_partition_list_destroy(none);

@@ -5,7 +5,8 @@
  *   publish.c    the producer and bus_publish()
  *   topic.c      the upkeep task: creates and checks topics, and whether a broker answers
  *   reader.c     one subscription: its consumer and the thread that polls it
- *   group.c      its membership: partitions, positions, commits, lag
+ *   group.c      its membership in Kafka's group, positions, commits, lag
+ *   locks.c      the same without Kafka's group: partitions by locks of PostgreSQL
  *   partition.c  one partition of it: the queue, and the job that hands batches to the handler
  *
  * Threads: one polls the producer, one runs the upkeep, one polls each reader, beside those of librdkafka. Handlers run on
@@ -24,6 +25,7 @@
 #include "loop/task.h"
 
 #define KAFKA_ASK_MS 1000       /* one request to a broker, before a retry; a stop may wait so long */
+#define KAFKA_LOG_MS 30000      /* between two lines about errors of a reader */
 #define KAFKA_RECORD_BYTES 1024 /* what a record needs beside key, headers and payload, at most */
 
 struct kafka;
@@ -43,6 +45,8 @@ struct kafka_partition {
     unsigned tried_in;            /* the job's: the generation whose attempts it counts */
     /* under reader->lock */
     bool is_owned, is_busy;
+    bool is_leaving;     /* no new batch: it is returned once the last one is committed */
+    int64_t leave_by_ns; /* whatever becomes of the commit; 0: its handler runs */
     unsigned generation; /* a job of another one changes nothing */
     rd_kafka_message_t **items;
     size_t head, count, capacity, taken, bytes;
@@ -73,6 +77,8 @@ struct kafka_reader {
     struct metric_series *kafka_lag;
     pthread_t thread;
     bool is_started;
+    bool uses_locks;                /* locks.c; else Kafka assigns its partitions */
+    _Atomic(int64_t) held_until_ns; /* from then on its partitions may be another's */
 
     pthread_mutex_t lock;
     pthread_cond_t idle;                 /* a job ended */
@@ -89,8 +95,12 @@ struct kafka_reader {
     bool was_ready;     /* on_ready was called */
     bool is_committing; /* a commit is under way */
     bool is_broken;     /* the consumer is opened again */
-    int64_t position_at_ns, commit_at_ns, lag_at_ns, log_at_ns;
+    int64_t position_at_ns, commit_at_ns, commit_all_at_ns, lag_at_ns, log_at_ns;
     unsigned topic_partitions; /* that the topic has */
+    struct db_conn *session;   /* its locks; NULL: it has none, and no partitions */
+    unsigned members;          /* at the last look */
+    int64_t look_ms, look_at_ns;
+    int64_t up_ns; /* Kafka answered */
 };
 
 /* ---- publishing ---- */
@@ -111,8 +121,8 @@ enum kafka_phase {
 struct kafka {
     struct bus bus; /* first */
     struct bus_kafka_config config;
-    rd_kafka_conf_t *conf; /* common to all handles */
-    struct db_pool *pool;
+    rd_kafka_conf_t *conf;            /* common to all handles */
+    struct db_pool *pool, *lock_pool; /* of handlers; of readers that use locks, else NULL */
     struct kafka_reader **readers;
     size_t reader_count;
     pthread_t producer_thread;
@@ -164,6 +174,8 @@ task_run_fn bus_kafka_upkeep_step;
 void bus_kafka_upkeep_wake(struct kafka *kafka); /* is a broker there? Under the lock */
 void bus_kafka_topic_missing(struct kafka *kafka,
                              const char *name); /* a broker reports so; not under the lock */
+unsigned bus_kafka_topic_partitions(struct kafka *kafka,
+                                    const struct bus_topic_state *topic); /* 0: not known yet */
 /* The partition of a message: a dead-letter topic may have fewer than ours, one created by others as many as it has. */
 unsigned bus_kafka_topic_partition(struct kafka *kafka, const struct bus_topic_state *topic,
                                    unsigned partition);
@@ -188,6 +200,7 @@ void bus_kafka_partition_put(struct kafka_partition *partition, rd_kafka_message
 bool bus_kafka_partition_is_full(const struct kafka_partition *partition);
 bool bus_kafka_partition_is_low(const struct kafka_partition *partition);
 void bus_kafka_partition_gap(struct kafka_partition *partition, int64_t next);
+void bus_kafka_partition_own(struct kafka_partition *partition);     /* its position is not known yet */
 void bus_kafka_partition_give_up(struct kafka_partition *partition); /* it is another member's */
 void bus_kafka_partitions_dispatch(struct kafka_reader *reader);
 int64_t bus_kafka_partitions_due_ns(const struct kafka_reader *reader); /* the end of the next backoff */
@@ -199,7 +212,13 @@ void bus_kafka_on_rebalance(rd_kafka_t *rk, rd_kafka_resp_err_t what, rd_kafka_t
 void bus_kafka_group_position(struct kafka_reader *reader);   /* ASSIGNED to POSITIONED */
 void bus_kafka_group_reposition(struct kafka_reader *reader); /* partitions that are out of range */
 void bus_kafka_group_commit(struct kafka_reader *reader);     /* begins or ends one, never waits */
-void bus_kafka_group_leave(struct kafka_reader *reader);      /* gives all partitions up */
+bool bus_kafka_group_assign(struct kafka_reader *reader);     /* reads on in its partitions, and only there */
+/* Gives all partitions up, after the handlers have ended and their offsets are committed; at once if others have them. */
+void bus_kafka_group_leave(struct kafka_reader *reader, bool is_lost);
 void bus_kafka_group_measure_lag(struct kafka_reader *reader);
+
+/* ---- locks.c: on the reader's thread ---- */
+void bus_kafka_locks_keep(struct kafka_reader *reader);  /* looks, takes and returns partitions */
+void bus_kafka_locks_leave(struct kafka_reader *reader); /* unlocks all */
 
 #endif

@@ -102,9 +102,15 @@ void bus_kafka_partition_gap(struct kafka_partition *partition, int64_t next)
     partition->fetch_at = next;
 }
 
+void bus_kafka_partition_own(struct kafka_partition *partition)
+{
+    partition->is_owned = true;
+    partition->fetch_at = INT64_MAX;
+}
+
 void bus_kafka_partition_give_up(struct kafka_partition *partition)
 {
-    partition->is_owned = partition->has_gap = false;
+    partition->is_owned = partition->is_leaving = partition->has_gap = false;
     partition->is_paused = partition->is_out_of_range = false;
     partition->generation++;
     partition->position = -1;
@@ -156,7 +162,8 @@ static void read_message(const rd_kafka_message_t *from, struct str topic, struc
 
 static bool is_halted(const struct kafka_reader *reader)
 {
-    return reader->is_halted || atomic_load(&reader->kafka->phase) != KAFKA_RUNNING;
+    return reader->is_halted || atomic_load(&reader->kafka->phase) != KAFKA_RUNNING ||
+           clock_mono_ns() >= atomic_load(&reader->held_until_ns);
 }
 
 /* The batch counts only in the generation that it was taken in. */
@@ -231,7 +238,7 @@ static void partition_done(struct worker_job *work)
 
 static bool has_work(const struct kafka_partition *partition)
 {
-    return partition && partition->is_owned && !partition->is_busy &&
+    return partition && partition->is_owned && !partition->is_busy && !partition->is_leaving &&
            (partition->count > 0 || (partition->has_gap && partition->before_gap == 0));
 }
 

@@ -15,7 +15,6 @@ enum {
     LAG_MS = 3000,  /* between two measurements */
     REOPEN_MS = 1000,
     CLOSE_MS = 2000,
-    LOG_MS = 30000, /* between two lines about errors */
 };
 
 static struct metric_family lag_family = {
@@ -75,7 +74,8 @@ static bool open_consumer(struct kafka_reader *reader)
         return false;
     rd_kafka_topic_partition_list_t *topics = rd_kafka_topic_partition_list_new(1);
     rd_kafka_topic_partition_list_add(topics, reader->consumer.spec.topic, RD_KAFKA_PARTITION_UA);
-    rd_kafka_resp_err_t error = rd_kafka_subscribe(rk, topics);
+    rd_kafka_resp_err_t error =
+        reader->uses_locks ? RD_KAFKA_RESP_ERR_NO_ERROR : rd_kafka_subscribe(rk, topics);
     rd_kafka_topic_partition_list_destroy(topics);
     if (error) {
         log_error("kafka_subscribe_failed", LOG_CSTR("topic", reader->consumer.spec.topic),
@@ -101,7 +101,8 @@ static void close_consumer(struct kafka_reader *reader)
     struct kafka *kafka = reader->kafka;
     int64_t limit_ns = clock_deadline_ms(CLOSE_MS);
 
-    bus_kafka_group_leave(reader);
+    bus_kafka_group_leave(reader, rd_kafka_assignment_lost(reader->rk));
+    bus_kafka_locks_leave(reader);
     if (atomic_load(&kafka->bus.is_up)) {
         /* Others need not wait for the end of the session. The rebalance that librdkafka requests meanwhile has to be answered:
          * without it the handle would never end. */
@@ -151,7 +152,7 @@ static bool take_message(struct kafka_reader *reader, rd_kafka_message_t *messag
         if (message->err == RD_KAFKA_RESP_ERR__FATAL || rd_kafka_fatal_error(reader->rk, NULL, 0))
             reader->is_broken = true;
         if (clock_mono_ns() >= reader->log_at_ns) {
-            reader->log_at_ns = clock_deadline_ms(LOG_MS);
+            reader->log_at_ns = clock_deadline_ms(KAFKA_LOG_MS);
             log_warn("kafka_reader_waits", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
                      LOG_CSTR("error", rd_kafka_err2str(message->err)));
         }
@@ -175,6 +176,12 @@ static void poll_once(struct kafka_reader *reader)
 {
     int wait_ms = reader->is_committing || reader->state == READER_ASSIGNED ? ANSWER_MS : POLL_MS;
     int due_ms = wait_ms;
+
+    if (reader->uses_locks) {
+        bus_kafka_locks_keep(reader);
+        int look_ms = clock_ms_left(reader->look_at_ns);
+        wait_ms = look_ms < wait_ms ? look_ms + 1 : wait_ms;
+    }
 
     pthread_mutex_lock(&reader->lock);
     if (reader->running < reader->consumer.spec.parallel)
@@ -260,6 +267,8 @@ void bus_kafka_reader_create(struct bus *bus, const struct bus_consumer *consume
     reader->consumer = *consumer;
     reader->kafka = kafka;
     reader->topic_partitions = consumer->topic->spec.partitions;
+    reader->uses_locks = kafka->lock_pool != NULL;
+    atomic_init(&reader->held_until_ns, reader->uses_locks ? 0 : CLOCK_NEVER);
     pthread_mutex_init(&reader->lock, NULL);
     pthread_cond_init(&reader->idle, NULL);
     metrics_register(&lag_family);

@@ -25,6 +25,19 @@ static struct kafka_topic *topic_of(struct kafka *kafka, const struct bus_topic_
     return &kafka->topics[topic - kafka->bus.topics];
 }
 
+unsigned bus_kafka_topic_partitions(struct kafka *kafka, const struct bus_topic_state *topic)
+{
+    struct kafka_topic *there = topic_of(kafka, topic);
+    unsigned count = atomic_load(&there->partitions);
+
+    if (count == 0 && topic->spec.partitions == 0 && !atomic_exchange(&there->is_wanted, true)) {
+        pthread_mutex_lock(&kafka->lock);
+        bus_kafka_upkeep_wake(kafka);
+        pthread_mutex_unlock(&kafka->lock);
+    }
+    return count ? count : topic->spec.partitions;
+}
+
 unsigned bus_kafka_topic_partition(struct kafka *kafka, const struct bus_topic_state *topic,
                                    unsigned partition)
 {
@@ -173,8 +186,12 @@ static bool look(struct kafka *kafka, rd_kafka_t *rk)
             continue;
         struct kafka_topic *there = topic_of(kafka, topic);
         int ours = (int)topic->spec.partitions, theirs = found->partition_cnt;
-        if (atomic_load(&topic->known) && ours > 0)
-            continue; /* others may add partitions to theirs */
+        if (atomic_load(&topic->known) &&
+            ours > 0) { /* partitions that others have added are read, not written */
+            if ((unsigned)theirs > atomic_load(&there->partitions))
+                atomic_store(&there->partitions, (unsigned)theirs);
+            continue;
+        }
         pthread_mutex_lock(&kafka->lock);
         bool is_usable = theirs == ours || ours == 0 || !topic->dead || (there->was_lost && theirs > ours);
         bool is_new_fault = !is_usable && !there->fault[0];

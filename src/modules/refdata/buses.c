@@ -158,11 +158,13 @@ enum status refdata_buses_open(struct refdata_database *database, struct error *
                                         .keep_ms = kafka->keep_ms};
         struct db_target target = site->target;
         target.connections_max = (unsigned)kafka->handlers;
-        status = refdata_buses_open_kafka(
-            database->refdata,
-            &(struct bus_kafka_config){
-                .workers = site->workers, .target = &target, .topics = &topic, .topic_count = 1},
-            &buses->commands, error);
+        status = refdata_buses_open_kafka(database->refdata,
+                                          &(struct bus_kafka_config){.workers = site->workers,
+                                                                     .target = &target,
+                                                                     .by_locks = true,
+                                                                     .topics = &topic,
+                                                                     .topic_count = 1},
+                                          &buses->commands, error);
     }
     if (buses->commands)
         kernel_site_add_bus(site, buses->commands);

@@ -34,6 +34,7 @@ static struct bus *create(struct loop *loop, struct worker_pool *workers, const 
                                       .workers = workers,
                                       .brokers = kafka_fixture_brokers(),
                                       .target = &where,
+                                      .by_locks = topics[0].partitions > 0, /* both ways are tested */
                                       .topics = topics,
                                       .topic_count = topic_count,
                                       .session_ms = 2000,
@@ -206,9 +207,9 @@ int main(void)
     log_set_level(LOG_LEVEL_ERROR);
     sql_rig_start();
     kafka_fixture_start();
-    int failed = kafka_fixture_is_real()
-                     ? conformance_run(&kafka) + kafka_run_topics() + kafka_run_groups() + run_own()
-                     : run_smoke();
+    int failed = kafka_fixture_is_real() ? conformance_run(&kafka) + kafka_run_topics() + kafka_run_groups() +
+                                               kafka_run_locks() + run_own()
+                                         : run_smoke();
     kafka_fixture_stop();
     sql_rig_stop();
     return failed ? 1 : 0;

@@ -8,5 +8,6 @@ void kafka_open(struct process *process, const struct bus_topic *topics, size_t 
 
 int kafka_run_topics(void); /* number of failed tests */
 int kafka_run_groups(void);
+int kafka_run_locks(void);
 
 #endif

@@ -246,6 +246,10 @@ static enum status check_source(const struct making *making, const struct refdat
         return status;
     if (str_eq(own->topic, settings->kafka.commands_topic))
         return refuse(making, own->topic_place, "topic", "the adapter's own messages go there");
+    if (str_eq(own->group,
+               settings->kafka.group)) /* Kafka refuses offsets of a group in which it has other members */
+        return refuse(making, own->group_place, "group",
+                      "is refdata.kafka.consumerGroup: choose another name");
     for (size_t i = 0; i < making->index; i++)
         if (str_eq(sources[i].topic, own->topic))
             return refuse(making, own->topic_place, "topic", "is read already, by the source at line %u",

@@ -1,0 +1,108 @@
+/* The Kafka driver: partitions by locks of PostgreSQL: a lock that is lost, a holder that was frozen. */
+#include "base/log.h"
+#include "bus/kafka/inside.h"
+#include "sql_rig.h"
+#include "test_kafka.h"
+
+#define LOCKS "FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted"
+
+static struct kafka_reader *reader_of(const struct process *process)
+{
+    return ((struct kafka *)process->bus)->readers[0];
+}
+
+/* R10. Its session ends while it handles a message, and its lock is another's at once: it finishes the batch that it had begun, and
+ * begins no other until the lock is its own again. Then it goes on at the offset that Kafka has. */
+static void test_a_holder_that_lost_its_lock_begins_no_batch(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "lost", .partitions = 1};
+    enum { COUNT = 5 };
+    struct process process;
+    struct recorder recorder;
+    struct db_conn *other = NULL;
+    char text[256];
+    recorder_init(&recorder);
+    recorder.behave = record_and_hold;
+    kafka_open(&process, &topic, 1);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "lost", .batch_max = 1});
+    process_start(&process);
+    await_ready(&recorder);
+    for (int i = 0; i < COUNT; i++)
+        publish(&process, "lost", "k", i);
+    bool held = recorder_await(&recorder, 1);
+    long long space = sql("SELECT classid::bigint " LOCKS " AND objid = 0");
+    assert_int_equal(db_acquire(sql_pool, clock_deadline_ms(PATIENCE_MS), &other, NULL), STATUS_OK);
+    snprintf(text, sizeof text,
+             "WITH ended AS MATERIALIZED (SELECT pg_terminate_backend(pid) " LOCKS
+             " AND classid = %lld AND objid = 0)"
+             " SELECT pg_advisory_lock(%lld, (SELECT count(*)::int - 1 FROM ended))",
+             space, space);
+    struct db_statement take = db_statement_of(str_from(text));
+    enum status taken = db_exec(other, &take, DB_NO_PARAMS, clock_deadline_ms(PATIENCE_MS), NULL, NULL);
+    await_sql("SELECT count(*) " LOCKS " AND objid = 2147483647", 1); /* it is a member again */
+    recorder_step(&recorder, 1);
+    struct kafka_reader *reader = reader_of(&process);
+    pthread_mutex_lock(&reader->lock);
+    while (reader->running > 0)
+        clock_cond_wait(&reader->idle, &reader->lock, CLOCK_NEVER);
+    pthread_mutex_unlock(&reader->lock);
+    await_sql("SELECT count(*) " LOCKS " AND objid = 2147483647", 1);
+    size_t meanwhile = recorder.count;
+    struct db_statement unlock = DB_STATEMENT("SELECT pg_advisory_unlock_all()");
+    enum status unlocked = db_exec(other, &unlock, DB_NO_PARAMS, clock_deadline_ms(PATIENCE_MS), NULL, NULL);
+    db_release(other);
+    bool came = recorder_await_number(&recorder, COUNT - 1);
+    process_close(&process);
+    assert_true(held);
+    assert_int_equal(taken, STATUS_OK);
+    assert_int_equal(unlocked, STATUS_OK);
+    assert_int_equal(meanwhile, 1);
+    assert_true(came);
+    for (int i = 1; i < COUNT; i++)
+        assert_int_equal(recorder_times(&recorder, i), 1);
+    assert_int_equal(recorder_times(&recorder, 0), 2); /* its offset was not committed */
+    recorder_deinit(&recorder);
+}
+
+/* R10. By its own clock: after a freeze a worker may run before the reader has noticed anything. */
+static void test_a_holder_whose_last_look_is_old_begins_no_batch(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "old", .partitions = 1};
+    struct process process;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    kafka_open(&process, &topic, 1);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "old"});
+    struct kafka_reader *reader = reader_of(&process); /* the bus is not started: nothing looks */
+    pthread_mutex_lock(&reader->lock);
+    struct kafka_partition *partition = bus_kafka_partition_get(reader, 0);
+    bus_kafka_partition_own(partition);
+    bus_kafka_partition_gap(partition, 0); /* something to do that needs no message */
+    atomic_store(&reader->held_until_ns, clock_mono_ns());
+    bus_kafka_partitions_dispatch(reader);
+    unsigned late = reader->running;
+    atomic_store(&reader->held_until_ns, CLOCK_NEVER);
+    bus_kafka_partitions_dispatch(reader);
+    unsigned in_time = reader->running;
+    while (reader->running > 0)
+        clock_cond_wait(&reader->idle, &reader->lock, CLOCK_NEVER);
+    pthread_mutex_unlock(&reader->lock);
+    bus_stop(process.bus, 0);
+    bus_destroy(process.bus);
+    worker_pool_destroy(process.workers);
+    loop_destroy(process.loop);
+    assert_int_equal(late, 0);
+    assert_int_equal(in_time, 1);
+    recorder_deinit(&recorder);
+}
+
+int kafka_run_locks(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_holder_that_lost_its_lock_begins_no_batch),
+        cmocka_unit_test(test_a_holder_whose_last_look_is_old_begins_no_batch),
+    };
+    return cmocka_run_group_tests_name("kafka locks", tests, NULL, NULL);
+}
