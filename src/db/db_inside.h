@@ -105,6 +105,11 @@ struct db_queued {
     uint64_t name;   /* of what it prepares */
 };
 
+struct db_use { /* what a slot of a pool is used for */
+    struct turns_share *share;
+    bool is_long; /* db_acquire_long() */
+};
+
 struct db_conn {
     PGconn *pg;           /* NULL: lost or given up; every call then answers DB_DOWN */
     struct db_pool *pool; /* that lent it last */
@@ -122,7 +127,7 @@ struct db_conn {
     struct error pipeline_error; /* the first failure before the end */
     bool doomed;                 /* the server ended the session while nothing was running */
     bool answered;               /* the server has, since the pool lent it */
-    bool is_long;                /* lent for long work: db_acquire_long() */
+    struct db_use use;           /* what the pool lent it for */
     uint64_t outages;            /* the pool's count when it was lent */
     char sqlstate[6];
 };

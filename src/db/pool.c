@@ -1,7 +1,8 @@
-/* The pool: at most connections_max connections in use, opened on demand, given to waiters in the order of arrival.
+/* The pool: at most connections_max connections in use, opened on demand, given to waiters; shares (tenants) take turns.
  *
- * A slot is the right to use one connection. A connection or a slot that is given up goes to the first waiter, except
- * that long work (db_acquire_long) never has all of them. Idle connections lie on a shelf (server.c), which pools of the
+ * A slot is the right to use one connection. A connection or a slot that is given up goes to the waiter whose turn it is, except
+ * that long work (db_acquire_long) never has all of them, and the work of no share has (base/turns.h; the worker pool knows
+ * whose job a thread runs). Idle connections lie on a shelf (server.c), which pools of the
  * same server share. Under the lock nothing blocks: connecting, rolling back and closing happen outside it.
  *
  *     breaker:  CLOSED ── a connect fails ──▶ OPEN until `retry_at_ns` ── first caller after that ──▶ PROBING
@@ -20,6 +21,7 @@
 #include "base/list.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/turns.h"
 #include "db/db_inside.h"
 
 /* A connect that timed out after less than this does not count as a failure of the database. One that had more, but not half of
@@ -30,11 +32,13 @@
 enum grant { GRANT_NONE, GRANT_CONN, GRANT_SLOT, GRANT_REFUSED };
 
 struct waiter {
-    TAILQ_ENTRY(waiter) link;
+    struct turns_item turn;
     pthread_cond_t granted;
     enum grant grant;
+    uint64_t share;
     bool is_long;
     struct db_conn *conn;
+    struct db_use use;
 };
 
 enum breaker { BREAKER_CLOSED, BREAKER_OPEN, BREAKER_PROBING };
@@ -43,10 +47,10 @@ struct db_pool {
     struct db_parsed parsed;
     struct metric_series *used, *acquire_wait, *breaker_is_open;
     pthread_mutex_t lock;
-    struct db_shelf *shelf;       /* of idle connections */
-    unsigned slots_used;          /* connections that are in use or being opened */
-    unsigned long_used;           /* of them, those that have long work */
-    TAILQ_HEAD(, waiter) waiters; /* in the order of arrival */
+    struct db_shelf *shelf; /* of idle connections */
+    unsigned slots_used;    /* connections that are in use or being opened */
+    unsigned long_used;     /* of them, those that have long work */
+    struct turns turns;     /* waiters; members are slots in use */
     enum breaker breaker;
     uint64_t outages;  /* times it opened */
     unsigned given_up; /* connects whose callers had no time left, in a row */
@@ -110,7 +114,7 @@ enum status db_pool_create(const struct db_target *target, struct db_pool **out,
     pool->acquire_wait = metric_series_get(&families[ACQUIRE_WAIT], &name);
     pool->breaker_is_open = metric_series_get(&families[BREAKER_IS_OPEN], &name);
     pthread_mutex_init(&pool->lock, NULL);
-    TAILQ_INIT(&pool->waiters);
+    turns_init(&pool->turns);
     pool->shelf = db_shelf_ref(target->server, &pool->parsed);
     pool->backoff =
         (struct backoff){.min_ms = pool->parsed.backoff_min_ms, .max_ms = pool->parsed.backoff_max_ms};
@@ -124,6 +128,7 @@ void db_pool_destroy(struct db_pool *pool)
         return;
     db_shelf_unref(pool->shelf);
     metric_set(pool->used, 0);
+    turns_deinit(&pool->turns);
     pthread_mutex_destroy(&pool->lock);
     db_parsed_deinit(&pool->parsed);
     free(pool);
@@ -146,59 +151,81 @@ bool db_pool_is_interrupted(const struct db_pool *pool)
 
 /* ---- everything down to the next rule happens under the lock ---- */
 
-static bool has_long_room(const struct db_pool *pool)
+/* Slots that are free for work of this kind. */
+static size_t free_slots(const struct db_pool *pool, bool is_long)
 {
-    unsigned max = pool->parsed.connections_max;
-    unsigned reserved = max > 3 ? 2 : max > 1 ? 1 : 0;
+    unsigned max = pool->parsed.connections_max, free = max - pool->slots_used;
+    unsigned reserved = max > 3 ? 2 : max > 1 ? 1 : 0; /* of long work */
 
-    return pool->long_used < max - reserved;
+    if (!is_long || free == 0)
+        return free;
+    unsigned long_free = max - reserved - pool->long_used;
+    return long_free < free ? long_free : free;
 }
 
-static void lend(struct db_pool *pool, struct db_conn *conn, bool is_long)
+/* What an acquired slot is for; kept with the connection. */
+static struct db_use take_slot(struct db_pool *pool, uint64_t share, bool is_long)
+{
+    pool->slots_used++;
+    pool->long_used += is_long;
+    return (struct db_use){turns_enter(&pool->turns, share, SIZE_MAX), is_long};
+}
+
+static void lend(struct db_pool *pool, struct db_conn *conn, struct db_use use)
 {
     conn->pool = pool;
     db_shelf_lend(pool->shelf, conn);
     conn->answered = false;
     conn->outages = pool->outages;
-    conn->is_long = is_long;
+    conn->use = use;
 }
 
-/* NULL also if only long work waits that may not have another connection now. */
+/* Removed from the line; NULL also if only work waits that may not have another connection now. */
 static struct waiter *next_waiter(struct db_pool *pool)
 {
-    struct waiter *waiter = TAILQ_FIRST(&pool->waiters);
-
-    while (waiter && waiter->is_long && !has_long_room(pool))
-        waiter = TAILQ_NEXT(waiter, link);
-    return waiter;
+    struct turns_share *share;
+    struct turns_item *item;
+    TAILQ_FOREACH(share, &pool->turns.line, in_line)
+        TAILQ_FOREACH(item, &share->items, link) {
+            struct waiter *waiter = CONTAINER_OF(item, struct waiter, turn);
+            if (turns_may_enter(share, free_slots(pool, waiter->is_long))) {
+                turns_remove_turn(&pool->turns, item);
+                return waiter;
+            }
+        }
+    return NULL;
 }
 
 static void grant(struct db_pool *pool, struct waiter *waiter, enum grant what, struct db_conn *conn)
 {
-    TAILQ_REMOVE(&pool->waiters, waiter, link);
     waiter->grant = what;
     waiter->conn = conn;
-    pool->long_used += waiter->is_long && what != GRANT_REFUSED;
+    if (what != GRANT_REFUSED)
+        waiter->use = take_slot(pool, waiter->share, waiter->is_long);
     if (conn)
-        lend(pool, conn, waiter->is_long);
+        lend(pool, conn, waiter->use);
     pthread_cond_signal(&waiter->granted);
 }
 
-static void give_slot_back(struct db_pool *pool, bool was_long)
+/* With a connection, or without one: then the next one opens its own. True if a waiter has it. */
+static bool give_slot_back(struct db_pool *pool, struct db_use use, struct db_conn *conn)
 {
-    pool->long_used -= was_long;
-    struct waiter *next = next_waiter(pool);
-    if (next && pool->breaker == BREAKER_CLOSED)
-        grant(pool, next, GRANT_SLOT, NULL);
-    else
-        pool->slots_used--;
+    struct waiter *next = NULL;
+    pool->slots_used--;
+    pool->long_used -= use.is_long;
+    turns_leave(&pool->turns, use.share);
+    if (conn || pool->breaker == BREAKER_CLOSED)
+        next = next_waiter(pool);
+    if (next)
+        grant(pool, next, conn ? GRANT_CONN : GRANT_SLOT, conn);
     metric_set(pool->used, pool->slots_used);
+    return next != NULL;
 }
 
 static void refuse_waiters(struct db_pool *pool)
 {
-    while (!TAILQ_EMPTY(&pool->waiters))
-        grant(pool, TAILQ_FIRST(&pool->waiters), GRANT_REFUSED, NULL);
+    for (struct turns_item *item; (item = turns_next(&pool->turns)) != NULL;)
+        grant(pool, CONTAINER_OF(item, struct waiter, turn), GRANT_REFUSED, NULL);
 }
 
 static void breaker_close(struct db_pool *pool)
@@ -230,19 +257,20 @@ static void breaker_open(struct db_pool *pool, const char *reason)
 }
 
 static enum grant wait_for_grant(struct db_pool *pool, bool is_long, int64_t deadline_ns,
-                                 struct db_conn **conn)
+                                 struct db_conn **conn, struct db_use *use)
 {
-    struct waiter waiter = {.grant = GRANT_NONE, .is_long = is_long};
+    struct waiter waiter = {.grant = GRANT_NONE, .share = turns_worked_for(), .is_long = is_long};
     bool in_time = true;
 
     pthread_cond_init(&waiter.granted, NULL);
-    TAILQ_INSERT_TAIL(&pool->waiters, &waiter, link);
+    turns_put(&pool->turns, waiter.share, &waiter.turn);
     while (waiter.grant == GRANT_NONE && in_time)
         in_time = clock_cond_wait(&waiter.granted, &pool->lock, deadline_ns);
     if (waiter.grant == GRANT_NONE)
-        TAILQ_REMOVE(&pool->waiters, &waiter, link);
+        turns_remove(&pool->turns, &waiter.turn);
     pthread_cond_destroy(&waiter.granted);
     *conn = waiter.conn;
+    *use = waiter.use;
     return waiter.grant;
 }
 
@@ -255,35 +283,35 @@ void db_pool_interrupt(struct db_pool *pool)
 }
 
 /* An idle connection, the right to open one, or neither. */
-static enum grant take(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn)
+static enum grant take(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn,
+                       struct db_use *use)
 {
     if (db_pool_is_interrupted(pool))
         return GRANT_REFUSED;
-    bool room = (!is_long || has_long_room(pool)) && pool->slots_used < pool->parsed.connections_max;
+    uint64_t share = turns_worked_for();
+    bool room = turns_may_enter_hash(&pool->turns, share, free_slots(pool, is_long));
     *conn = room ? db_shelf_take(pool->shelf) : NULL;
     if (*conn) {
-        pool->slots_used++;
-        pool->long_used += is_long;
-        lend(pool, *conn, is_long);
+        *use = take_slot(pool, share, is_long);
+        lend(pool, *conn, *use);
         return GRANT_CONN;
     }
     if (!room && pool->breaker == BREAKER_CLOSED)
-        return wait_for_grant(pool, is_long, deadline_ns, conn);
+        return wait_for_grant(pool, is_long, deadline_ns, conn, use);
     bool is_closed = pool->breaker == BREAKER_CLOSED;
     if (!room || pool->breaker == BREAKER_PROBING || (!is_closed && clock_mono_ns() < pool->retry_at_ns))
         return GRANT_REFUSED;
     if (!is_closed)
         pool->breaker = BREAKER_PROBING; /* the first caller after the wait */
-    pool->slots_used++;
-    pool->long_used += is_long;
+    *use = take_slot(pool, share, is_long);
     return GRANT_SLOT;
 }
 
 /* ---- outside the lock ---- */
 
 /* With a slot in hand: connects, and moves the breaker. */
-static enum status open_conn(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn,
-                             struct error *error)
+static enum status open_conn(struct db_pool *pool, struct db_use use, int64_t deadline_ns,
+                             struct db_conn **conn, struct error *error)
 {
     struct error own = {0};
     int64_t given_ms = clock_ms_left(deadline_ns);
@@ -294,7 +322,7 @@ static enum status open_conn(struct db_pool *pool, bool is_long, int64_t deadlin
         pthread_mutex_lock(&pool->lock);
         breaker_close(pool);
         pthread_mutex_unlock(&pool->lock);
-        (*conn)->is_long = is_long;
+        (*conn)->use = use;
         db_shelf_lend(pool->shelf, *conn);
         return status;
     }
@@ -306,7 +334,7 @@ static enum status open_conn(struct db_pool *pool, bool is_long, int64_t deadlin
                   (given_ms >= COUNTED_CONNECT_MS && ++pool->given_up >= GIVEN_UP_MAX);
     if (is_down)
         breaker_open(pool, own.message);
-    give_slot_back(pool, is_long);
+    give_slot_back(pool, use, NULL);
     pthread_mutex_unlock(&pool->lock);
     db_pool_count_error(pool, status);
     return error_set(error, status, "%s: %s", pool->parsed.address, own.message);
@@ -314,12 +342,12 @@ static enum status open_conn(struct db_pool *pool, bool is_long, int64_t deadlin
 
 static void discard(struct db_pool *pool, struct db_conn *conn)
 {
-    bool was_long = conn->is_long;
+    struct db_use use = conn->use;
 
     db_conn_destroy(conn);
     db_shelf_closed(pool->shelf);
     pthread_mutex_lock(&pool->lock);
-    give_slot_back(pool, was_long);
+    give_slot_back(pool, use, NULL);
     pthread_mutex_unlock(&pool->lock);
 }
 
@@ -328,9 +356,10 @@ static enum status try_acquire(struct db_pool *pool, bool is_long, int64_t deadl
                                struct error *error)
 {
     for (;;) {
+        struct db_use use = {0};
         db_shelf_close_unused(pool->shelf);
         pthread_mutex_lock(&pool->lock);
-        enum grant granted = take(pool, is_long, deadline_ns, conn);
+        enum grant granted = take(pool, is_long, deadline_ns, conn, &use);
         metric_set(pool->used, pool->slots_used);
         if (granted == GRANT_REFUSED && !db_pool_is_interrupted(pool))
             error_set(error, STATUS_DB_DOWN, "not tried again yet: %s", pool->reason);
@@ -345,7 +374,7 @@ static enum status try_acquire(struct db_pool *pool, bool is_long, int64_t deadl
                              pool->parsed.name);
         }
         if (granted == GRANT_SLOT && !(*conn = db_shelf_open(pool->shelf, deadline_ns)))
-            return open_conn(pool, is_long, deadline_ns, conn, error);
+            return open_conn(pool, use, deadline_ns, conn, error);
         bool is_alive = db_conn_is_alive(*conn), is_first_sign = is_alive && !db_pool_is_up(pool);
         if (granted == GRANT_SLOT || is_first_sign) {
             pthread_mutex_lock(&pool->lock);
@@ -353,7 +382,7 @@ static enum status try_acquire(struct db_pool *pool, bool is_long, int64_t deadl
                 pool->breaker =
                     BREAKER_OPEN; /* another caller returned one: nothing was tried, the next caller may */
             if (granted == GRANT_SLOT)
-                lend(pool, *conn, is_long);
+                lend(pool, *conn, use);
             if (is_first_sign && pool->breaker == BREAKER_CLOSED)
                 breaker_close(pool); /* a pool that opened none yet is up by one that another pool opened */
             pthread_mutex_unlock(&pool->lock);
@@ -410,14 +439,7 @@ void db_release(struct db_conn *conn)
     /* A server that hung answers on its old connections again: as good as a new one. */
     if (pool->breaker == BREAKER_OPEN && conn->answered && conn->outages == pool->outages)
         breaker_close(pool);
-    pool->long_used -= conn->is_long;
-    struct waiter *next = next_waiter(pool);
-    if (next) {
-        grant(pool, next, GRANT_CONN, conn);
-    } else {
-        pool->slots_used--;
+    if (!give_slot_back(pool, conn->use, conn))
         db_shelf_put(pool->shelf, conn);
-    }
-    metric_set(pool->used, pool->slots_used);
     pthread_mutex_unlock(&pool->lock);
 }

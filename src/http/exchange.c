@@ -392,7 +392,8 @@ static void on_handler_done(struct worker_job *job)
         } else if (exchange->recorded.status) {
             http_send(request, &exchange->recorded);
         } else if (job->cancelled) {
-            http_send_error(request, &(struct error){.status = STATUS_CANCELLED});
+            http_send_error(request,
+                            &(struct error){.status = job->displaced ? STATUS_OVERLOADED : STATUS_CANCELLED});
         } else {
             log_error("request_without_answer", LOG_CSTR("route", request->route->path),
                       LOG_CSTR("step", "handler"));
@@ -429,6 +430,8 @@ void http_work_submit(struct http_exchange *exchange)
     exchange->is_late = true;
     exchange->job =
         (struct worker_job){.loop = exchange->home->loop, .run = run_handler, .done = on_handler_done};
+    if (server->config.share_of)
+        exchange->job.share = server->config.share_of(&exchange->request);
     http_work_set_deadline(exchange);
     exchange->handler = exchange->request.route->handler;
     exchange->next_pool = NULL;

@@ -4,9 +4,9 @@
  *   waiters.c  asking, waiting, timeouts, callbacks         owner.c      an owner's questions, answers and changes
  *   lookup.c   the states of a lookup, its jobs             wire.c       the three events on the bus
  *   deliver.c  events to lookups and waiters                event.c      the three events as messages
- *   memory.c   copies and absences of a shard               turns.c      tenants take turns in a queue
- *   ledger.c   copies, absences and flights in PostgreSQL   cover.c      how much of an entity; names
- *   wait.c     asking from a thread that may block          hydration.c  settings, life; metrics.c metrics */
+ *   memory.c   copies and absences of a shard               cover.c      how much of an entity; names
+ *   ledger.c   copies, absences and flights in PostgreSQL   hydration.c  settings, life
+ *   wait.c     asking from a thread that may block          metrics.c    metrics */
 #ifndef FRESHET_HYDRATION_INSIDE_H
 #define FRESHET_HYDRATION_INSIDE_H
 
@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/map.h"
+#include "base/turns.h"
 #include "base/uuid.h"
 #include "hydration/event.h"
 #include "hydration/hydration.h"
@@ -114,41 +115,6 @@ struct hydration_known_entity hydration_memory_find(const struct hydration_memor
 bool hydration_memory_store(struct hydration_memory *memory, const struct hydration_event *event,
                             bool is_wanted, int64_t ttl_ms, int64_t now_ns);
 
-/* ---- turns.c: a queue for each tenant, and the tenants take turns. Not synchronized. ---- */
-struct hydration_share {  /* what one tenant, or one type of a tenant, has of something bounded */
-    struct map_node node; /* by a hash of its name: shares with the same hash are one */
-    TAILQ_ENTRY(hydration_share) in_line;
-    TAILQ_HEAD(, hydration_turn_item) items;
-    size_t members, queued; /* places that are used, items that wait; the share is freed when both are 0 */
-};
-struct hydration_turn_item {
-    TAILQ_ENTRY(hydration_turn_item) link;
-    struct hydration_share *share;
-};
-struct hydration_turns {
-    struct map shares;
-    TAILQ_HEAD(, hydration_share) line; /* the shares with queued items */
-    size_t queued;
-};
-void hydration_turns_init(struct hydration_turns *turns);
-void hydration_turns_deinit(struct hydration_turns *turns); /* empty */
-/* Adds a member to the share; NULL: it has `members_max` already. */
-struct hydration_share *hydration_turns_enter(struct hydration_turns *turns, uint64_t hash,
-                                              size_t members_max);
-void hydration_turns_leave(struct hydration_turns *turns, struct hydration_share *share);
-void hydration_turns_put(struct hydration_turns *turns, uint64_t hash, struct hydration_turn_item *item);
-/* The oldest item of the share whose turn it is, which goes to the end of the line; NULL: none. */
-struct hydration_turn_item *hydration_turns_next(struct hydration_turns *turns);
-struct hydration_turn_item *hydration_turns_peek(
-    struct hydration_turns *turns); /* the same item, which stays queued */
-/* The oldest item of a share that has one; its place in the line does not change. */
-struct hydration_turn_item *hydration_turns_take(struct hydration_turns *turns,
-                                                 struct hydration_share *share);
-/* Makes room for one more item of this share. Returns the item that was removed for it: the oldest of this share if it has
- * `share_max`, or the oldest of the longest share if `max` are queued. NULL: there was room. */
-struct hydration_turn_item *hydration_turns_make_room(struct hydration_turns *turns, uint64_t hash,
-                                                      size_t share_max, size_t max);
-
 /* ---- lookup.c ----
  *
  *              due, or requested                 a job slot is free
@@ -182,10 +148,10 @@ struct hydration_lookup_job {
 
 /* One entity that is looked up: for every caller of the tenant or, once an answer has shown that it is private, for one of them. */
 struct hydration_lookup {
-    struct map_node node;            /* by the entity's hash */
-    struct hydration_turn_item turn; /* QUEUED: in the turns of its shard */
+    struct map_node node;   /* by the entity's hash */
+    struct turns_item turn; /* QUEUED: in the turns of its shard */
     struct hydration_shard *shard;
-    struct hydration_share *tenant_share, *type_share;
+    struct turns_share *tenant_share, *type_share;
     enum hydration_lookup_state state;
     struct hydration_need need;     /* subject empty: for every caller */
     struct hydration_policy policy; /* of the caller that opened it */
@@ -244,8 +210,8 @@ struct hydration_shard {
     struct map lookups;
     TAILQ_HEAD(, hydration_waiter) leaving; /* out of their lookups, their callbacks are due */
     size_t waiter_count, background_count;
-    struct hydration_turns turns; /* of lookups that are QUEUED */
-    struct loop_tick tick;        /* starts jobs */
+    struct turns turns;    /* of lookups that are QUEUED */
+    struct loop_tick tick; /* starts jobs */
     unsigned jobs;
     struct hydration_recent recent[HYDRATION_RECENT_MAX];
     struct buf cut; /* for hits in memory, so that they allocate nothing */
@@ -287,9 +253,9 @@ struct hydration_owner_slot {
     char group[sizeof "entity-" + HYDRATION_TYPE_BYTES_MAX]; /* of processes with this owner */
     atomic_llong asked_until_ns; /* until then an entity that was asked for here may be held */
     struct task *answering[HYDRATION_PARALLEL];
-    pthread_mutex_t lock;         /* for what follows */
-    struct hydration_turns turns; /* of waiting questions */
-    unsigned busy;                /* how many of `answering` run */
+    pthread_mutex_t lock; /* for what follows */
+    struct turns turns;   /* of waiting questions */
+    unsigned busy;        /* how many of `answering` run */
 };
 /* NULL: no owner of that type in this process. */
 struct hydration_owner_slot *hydration_owner_find(struct hydration *hydration, struct str entity_type);

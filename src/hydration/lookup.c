@@ -50,17 +50,17 @@ struct hydration_lookup *hydration_lookup_open(struct hydration_shard *shard, ui
                                                const struct hydration_policy *policy)
 {
     uint64_t type_hash = hash_seeded(need->entity_type), tenant_hash = hash_seeded(need->tenant);
-    struct hydration_share *tenant_share, *type_share;
+    struct turns_share *tenant_share, *type_share;
 
     if (shard->lookups.count == HYDRATION_LOOKUPS_MAX)
         return NULL;
-    tenant_share = hydration_turns_enter(&shard->turns, tenant_hash, HYDRATION_TENANT_MAX);
+    tenant_share = turns_enter(&shard->turns, tenant_hash, HYDRATION_TENANT_MAX);
     if (!tenant_share)
         return NULL;
-    type_share = hydration_turns_enter(&shard->turns, tenant_hash ^ (type_hash << 21 | type_hash >> 43),
-                                       HYDRATION_TYPE_MAX);
+    type_share =
+        turns_enter(&shard->turns, tenant_hash ^ (type_hash << 21 | type_hash >> 43), HYDRATION_TYPE_MAX);
     if (!type_share) {
-        hydration_turns_leave(&shard->turns, tenant_share);
+        turns_leave(&shard->turns, tenant_share);
         return NULL;
     }
     struct hydration_need own = *need;
@@ -100,8 +100,8 @@ void hydration_lookup_end_unused(struct hydration_lookup *lookup)
         return;
     move_lookup(lookup, LOOKUP_ENDED);
     map_remove(&shard->lookups, &lookup->node);
-    hydration_turns_leave(&shard->turns, lookup->type_share);
-    hydration_turns_leave(&shard->turns, lookup->tenant_share);
+    turns_leave(&shard->turns, lookup->type_share);
+    turns_leave(&shard->turns, lookup->tenant_share);
     loop_free_later(shard->loop, lookup, free_lookup);
 }
 
@@ -351,9 +351,9 @@ static void on_job_refused(struct loop *loop, struct loop_message *message)
 static void start_jobs(struct loop_tick *tick)
 {
     struct hydration_shard *shard = CONTAINER_OF(tick, struct hydration_shard, tick);
-    struct hydration_turn_item *item;
+    struct turns_item *item;
 
-    while (shard->jobs < HYDRATION_JOBS_MAX && (item = hydration_turns_next(&shard->turns)) != NULL) {
+    while (shard->jobs < HYDRATION_JOBS_MAX && (item = turns_next(&shard->turns)) != NULL) {
         struct hydration_lookup *lookup = CONTAINER_OF(item, struct hydration_lookup, turn);
         struct worker_job *worker = &lookup->job.worker;
         /* While it was QUEUED, its waiters may have left, and its retry may have been answered. */
@@ -364,7 +364,10 @@ static void start_jobs(struct loop_tick *tick)
             continue;
         }
         prepare_job(lookup);
-        *worker = (struct worker_job){.loop = shard->loop, .run = run_job, .done = on_job_done};
+        *worker = (struct worker_job){.loop = shard->loop,
+                                      .share = lookup->tenant_share->node.hash,
+                                      .run = run_job,
+                                      .done = on_job_done};
         move_lookup(lookup, LOOKUP_RUNNING);
         shard->jobs++;
         if (worker_pool_submit(shard->hydration->config.workers, worker))
@@ -382,18 +385,18 @@ void hydration_lookup_start(struct hydration_lookup *lookup, enum hydration_job_
     lookup->job.kind = kind;
     lookup->job.is_answered = false;
     move_lookup(lookup, LOOKUP_QUEUED);
-    hydration_turns_put(&shard->turns, lookup->tenant_share->node.hash, &lookup->turn);
+    turns_put(&shard->turns, lookup->tenant_share->node.hash, &lookup->turn);
     loop_at_tick_end(shard->loop, &shard->tick, start_jobs);
 }
 
 /* Callbacks run after the walk. A lookup that is RUNNING ends with its job. */
 void hydration_lookups_stop(struct hydration_shard *shard)
 {
-    struct hydration_turn_item *item;
+    struct turns_item *item;
     struct map_node *node;
 
     loop_tick_cancel(shard->loop, &shard->tick);
-    while ((item = hydration_turns_next(&shard->turns)) != NULL)
+    while ((item = turns_next(&shard->turns)) != NULL)
         move_lookup(CONTAINER_OF(item, struct hydration_lookup, turn), LOOKUP_WAITING);
     MAP_EACH(node, &shard->lookups) {
         struct hydration_lookup *lookup = CONTAINER_OF(node, struct hydration_lookup, node);

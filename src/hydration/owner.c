@@ -29,7 +29,7 @@ enum {
 
 /* A question that waits for its owner. */
 struct question {
-    struct hydration_turn_item turn;
+    struct turns_item turn;
     struct hydration_shard *asker;
     int64_t expires_ns;
     struct hydration_event event;
@@ -82,7 +82,7 @@ static void put_data(struct look *look, const struct hydration_cover *cover)
 
 /* ---- questions that wait ---- */
 
-static void drop_question(struct hydration_turn_item *item)
+static void drop_question(struct turns_item *item)
 {
     hydration_count_ignored("overload");
     free(CONTAINER_OF(item, struct question, turn));
@@ -98,9 +98,9 @@ void hydration_owner_ask(struct hydration_owner_slot *slot, const struct hydrati
     *question = (struct question){.asker = asker, .expires_ns = clock_deadline_ms(wait_ms), .event = *event};
     hydration_event_keep(&question->event, (char *)question->block);
     pthread_mutex_lock(&slot->lock);
-    struct hydration_turn_item *dropped =
-        hydration_turns_make_room(&slot->turns, tenant, QUESTIONS_OF_TENANT_MAX, QUESTIONS_MAX);
-    hydration_turns_put(&slot->turns, tenant, &question->turn);
+    struct turns_item *dropped =
+        turns_make_room(&slot->turns, tenant, QUESTIONS_OF_TENANT_MAX, QUESTIONS_MAX);
+    turns_put(&slot->turns, tenant, &question->turn);
     unsigned next = slot->busy < HYDRATION_PARALLEL ? slot->busy : 0;
     pthread_mutex_unlock(&slot->lock);
     for (unsigned i = 0; i <= next; i++) /* one may be busy with a look that takes long */
@@ -113,14 +113,13 @@ void hydration_owner_ask(struct hydration_owner_slot *slot, const struct hydrati
 static struct question *take_question(struct hydration_owner_slot *slot)
 {
     int64_t now_ns = clock_mono_ns();
-    struct hydration_turn_item *item;
+    struct turns_item *item;
 
     pthread_mutex_lock(&slot->lock);
-    while ((item = hydration_turns_peek(&slot->turns)) != NULL &&
+    while ((item = turns_peek(&slot->turns)) != NULL &&
            CONTAINER_OF(item, struct question, turn)->expires_ns <= now_ns)
-        drop_question(
-            hydration_turns_take(&slot->turns, item->share)); /* it does not use its tenant's turn */
-    item = hydration_turns_next(&slot->turns);
+        drop_question(turns_take(&slot->turns, item->share)); /* it does not use its tenant's turn */
+    item = turns_next(&slot->turns);
     pthread_mutex_unlock(&slot->lock);
     return item ? CONTAINER_OF(item, struct question, turn) : NULL;
 }
@@ -401,7 +400,7 @@ void hydration_provide(struct hydration *hydration, const struct hydration_owner
     slot->hydration = hydration;
     slot->row = *owner;
     snprintf(slot->group, sizeof slot->group, "entity-%s", owner->entity_type);
-    hydration_turns_init(&slot->turns);
+    turns_init(&slot->turns);
     pthread_mutex_init(&slot->lock, NULL);
     for (size_t i = 0; i < HYDRATION_PARALLEL; i++) {
         slot->answering[i] =
@@ -424,14 +423,14 @@ struct hydration_owner_slot *hydration_owner_find(struct hydration *hydration, s
 
 void hydration_owner_close(struct hydration_owner_slot *slot)
 {
-    struct hydration_turn_item *item;
+    struct turns_item *item;
 
     for (size_t i = 0; i < HYDRATION_PARALLEL; i++)
         task_stop(slot->answering[i], TASK_FOREVER);
     for (size_t i = 0; i < HYDRATION_PARALLEL; i++) /* when all have stopped: each wakes the others */
         task_destroy(slot->answering[i]);
-    while ((item = hydration_turns_next(&slot->turns)) != NULL)
+    while ((item = turns_next(&slot->turns)) != NULL)
         drop_question(item);
-    hydration_turns_deinit(&slot->turns);
+    turns_deinit(&slot->turns);
     pthread_mutex_destroy(&slot->lock);
 }

@@ -38,7 +38,7 @@ struct hydration_shard *hydration_shard_create(struct hydration *hydration, stru
                           (size_t)settings->memory_bytes / loops);
     map_reserve(&shard->lookups, HYDRATION_LOOKUPS_MAX); /* so that it does not grow while it is walked */
     TAILQ_INIT(&shard->leaving);
-    hydration_turns_init(&shard->turns);
+    turns_init(&shard->turns);
     hydration_metrics_register();
     return shard;
 }
@@ -53,7 +53,7 @@ void hydration_shard_destroy(struct hydration_shard *shard)
 {
     hydration_memory_deinit(&shard->memory);
     map_deinit(&shard->lookups);
-    hydration_turns_deinit(&shard->turns);
+    turns_deinit(&shard->turns);
     buf_deinit(&shard->cut);
     free(shard);
 }

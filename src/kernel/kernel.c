@@ -159,7 +159,8 @@ static enum status start(struct kernel *kernel, struct error *error)
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     unsigned loops = http->loops ? (unsigned)http->loops : (unsigned)(cores > 0 ? cores : 1);
     kernel->loops = loop_group_create(loops, (unsigned)http->parked_max);
-    kernel->workers = worker_pool_create("worker", (unsigned)http->workers, (size_t)http->worker_queue);
+    kernel->workers = worker_pool_create("worker", (unsigned)turns_places((size_t)http->workers),
+                                         (size_t)http->worker_queue);
     kernel->scrape = kernel_scrape_create(loop_group_loop(kernel->loops, 0));
     kernel->router = http_router_create();
     kernel->idempotency = idempotency_create(IDEMPOTENCY_WAIT_MS);

@@ -64,9 +64,10 @@ static const struct setting_row http_rows[] = {
      .place_offset = 1 + offsetof(struct kernel_http_settings, listen_place)},
     {"loops", SETTING_INT, HTTP_ROW(loops), "Event loops, one thread each; 0 = one per core.", "0", 0, 256},
     {"workers", SETTING_INT, HTTP_ROW(workers),
-     "Threads for handlers that block. More threads let more writes share one disk flush.", "16", 1, 256},
-    {"workerQueue", SETTING_INT, HTTP_ROW(worker_queue), "Jobs that may wait for a worker; past it 503.",
-     "10000", 16, 1000000},
+     "Threads for handlers that block, of one tenant; a fifth more are for the other tenants. More threads let more writes share one disk flush.",
+     "16", 1, 256},
+    {"workerQueue", SETTING_INT, HTTP_ROW(worker_queue),
+     "Jobs that may wait for a worker; past it the tenant with most of them gets 503.", "10000", 16, 1000000},
     {"stopTimeout", SETTING_DURATION_MS, HTTP_ROW(stop_timeout_ms),
      "On SIGTERM: time for running requests to finish before their connections are closed.", "10s", 0,
      HOUR_MS},
@@ -149,7 +150,9 @@ static const struct setting_row bus_rows[] = {
 
 #define PG_ROW(member) .offset = offsetof(struct kernel_postgres, member)
 static const struct setting_row postgres_pool_rows[] = {
-    {"maxSize", SETTING_INT, PG_ROW(connections_max), "Most connections to this database.", "10", 2, 1000},
+    {"maxSize", SETTING_INT, PG_ROW(connections_max),
+     "Most connections to this database; one tenant's requests have about five sixths of them.", "12", 2,
+     1000},
     {"idleTimeout", SETTING_DURATION_MS, PG_ROW(idle_timeout_ms),
      "The last two unused connections are closed after this, others after 10 seconds.", "5m", 1000,
      24 * HOUR_MS},

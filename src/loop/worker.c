@@ -1,5 +1,9 @@
-/* Worker pool: one mutex and one bounded list. Jobs here take microseconds to seconds, so the lock is never the cost; what
- * matters is that nothing accepted is forgotten, and that a job waits only while `threads_max` others run.
+/* Worker pool: one mutex and one bounded queue. Jobs here take microseconds to seconds, so the lock is never the cost; what
+ * matters is that nothing accepted is forgotten, and that a job waits only while its share runs all it may, or `threads_max`
+ * others run.
+ *
+ *     submitted ─ there is a place ─▶ taken (`ready`, a member of its share) ─ a thread is awake ─▶ run ─▶ done
+ *         └────── there is none ────▶ queued ─ a job ended, and it is its turn ──────────────────────▲
  *
  * Threads are started by the jobs that need them. The one that fell asleep last is woken first, so that the others reach
  * IDLE_MS without a job and end. Each ending thread joins the one that ended before it; worker_pool_stop() joins the last. */
@@ -23,12 +27,13 @@ struct sleeper { /* lives as long as the pool: it is signalled after the mutex w
 
 struct worker_pool {
     pthread_mutex_t mutex;
-    STAILQ_HEAD(, worker_job) queue;
+    struct turns turns;                  /* jobs that wait; members are those that were taken */
+    TAILQ_HEAD(, turns_item) ready;      /* taken, for a thread that was woken or started for it */
     SLIST_HEAD(, sleeper) asleep, spare; /* together one for each thread */
     struct sleeper *sleepers;
-    size_t queued, queue_max;
+    size_t queue_max;
     unsigned threads, threads_max;
-    unsigned busy; /* threads that run a job; the others sleep, or are about to look for one */
+    unsigned readied, running; /* jobs; threads that do not run one sleep, or are about to look for one */
     bool stopping;
     bool is_short; /* the last thread could not be started, which is logged once */
     pthread_cond_t all_ended;
@@ -71,29 +76,56 @@ static bool sleep_until_woken(struct worker_pool *pool)
     return !me->is_asleep;
 }
 
+/* The way back of a job that has run, or will not. */
+static void end_job(struct worker_job *job)
+{
+    job->message.on_message = on_done_message;
+    if (job->loop)
+        loop_post(job->loop, &job->message);
+    else
+        job->done(job);
+}
+
+/* A job for this thread: one that was taken, or the next that may be; all of them when the pool stops. */
+static struct worker_job *next_job(struct worker_pool *pool)
+{
+    struct turns_item *item = TAILQ_FIRST(&pool->ready);
+    if (item) {
+        TAILQ_REMOVE(&pool->ready, item, link);
+        pool->readied--;
+    } else {
+        size_t free = pool->threads_max - pool->readied - pool->running;
+        struct turns_share *share =
+            pool->stopping ? TAILQ_FIRST(&pool->turns.line) : turns_first_to_enter(&pool->turns, free);
+        if (!share)
+            return NULL;
+        share->members++;
+        item = turns_take_turn(&pool->turns, share);
+    }
+    pool->running++;
+    return CONTAINER_OF(item, struct worker_job, turn);
+}
+
 static void *run_worker(void *arg)
 {
     struct worker_pool *pool = arg;
     struct worker_job *job;
     pthread_setname_np(pthread_self(), pool->name);
     pthread_mutex_lock(&pool->mutex);
-    while ((job = STAILQ_FIRST(&pool->queue)) || (!pool->stopping && sleep_until_woken(pool))) {
+    while ((job = next_job(pool)) || (!pool->stopping && sleep_until_woken(pool))) {
         if (!job)
             continue;
-        STAILQ_REMOVE_HEAD(&pool->queue, link);
-        pool->queued--;
-        pool->busy++;
+        struct turns_share *share = job->turn.share;
         job->cancelled = pool->stopping;
         pthread_mutex_unlock(&pool->mutex);
-        if (!job->cancelled)
+        if (!job->cancelled) {
+            turns_work_for(job->share);
             job->run(job);
-        job->message.on_message = on_done_message;
-        if (job->loop)
-            loop_post(job->loop, &job->message);
-        else
-            job->done(job);
+        }
+        end_job(job);
         pthread_mutex_lock(&pool->mutex);
-        pool->busy--;
+        turns_leave(&pool->turns, share);
+        pool->running--;
     }
     bool joins = pool->has_ended;
     pthread_t before = pool->last_ended;
@@ -112,7 +144,8 @@ struct worker_pool *worker_pool_create(const char *name, unsigned threads, size_
     struct worker_pool *pool = memory_zalloc(sizeof *pool);
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->all_ended, NULL);
-    STAILQ_INIT(&pool->queue);
+    turns_init(&pool->turns);
+    TAILQ_INIT(&pool->ready);
     pool->queue_max = queue_max;
     pool->threads_max = threads;
     pool->sleepers = memory_zalloc(threads * sizeof *pool->sleepers);
@@ -124,32 +157,50 @@ struct worker_pool *worker_pool_create(const char *name, unsigned threads, size_
     return pool;
 }
 
+/* For the job that is about to be taken. */
+static void start_thread(struct worker_pool *pool)
+{
+    pthread_t thread;
+    int failure = pthread_create(&thread, NULL, run_worker, pool);
+    pool->threads += failure == 0;
+    if (failure && !pool->is_short) /* it works with the threads that it has */
+        log_error("worker_start_failed", LOG_CSTR("pool", pool->name), LOG_CSTR("error", strerror(failure)));
+    pool->is_short = failure != 0;
+}
+
 bool worker_pool_submit(struct worker_pool *pool, struct worker_job *job)
 {
     struct sleeper *woken = NULL;
-    job->cancelled = false;
+    struct turns_item *displaced = NULL;
+    job->cancelled = job->displaced = false;
     pthread_mutex_lock(&pool->mutex);
-    /* A job that an idle thread, or one that can be started, is about to take does not count as waiting. */
-    size_t takers = pool->threads_max - pool->busy;
-    bool accepted = !pool->stopping && (pool->queued < takers || pool->queued - takers < pool->queue_max);
-    if (accepted && pool->queued >= pool->threads - pool->busy && pool->threads < pool->threads_max) {
-        pthread_t thread;
-        int failure = pthread_create(&thread, NULL, run_worker, pool);
-        pool->threads += failure == 0;
-        if (failure && !pool->is_short) /* it works with the threads that it has */
-            log_error("worker_start_failed", LOG_CSTR("pool", pool->name),
-                      LOG_CSTR("error", strerror(failure)));
-        pool->is_short = failure != 0;
-    }
-    accepted = accepted && pool->threads > 0;
-    if (accepted) {
-        STAILQ_INSERT_TAIL(&pool->queue, job, link);
-        pool->queued++;
-        woken = take_sleeper(pool);
+    bool accepted = !pool->stopping;
+    bool is_taken = accepted && turns_may_enter_hash(&pool->turns, job->share,
+                                                     pool->threads_max - pool->readied - pool->running);
+    if (is_taken) {
+        if (pool->readied >= pool->threads - pool->running && pool->threads < pool->threads_max)
+            start_thread(pool);
+        accepted = pool->threads > 0;
+        if (accepted) {
+            job->turn.share = turns_enter(&pool->turns, job->share, SIZE_MAX);
+            TAILQ_INSERT_TAIL(&pool->ready, &job->turn, link);
+            pool->readied++;
+            woken = take_sleeper(pool);
+        }
+    } else if (accepted) {
+        if (pool->turns.queued >= pool->queue_max)
+            accepted = (displaced = turns_displace(&pool->turns, job->share)) != NULL;
+        if (accepted)
+            turns_put(&pool->turns, job->share, &job->turn);
     }
     pthread_mutex_unlock(&pool->mutex);
     if (woken)
         pthread_cond_signal(&woken->woken);
+    if (displaced) {
+        struct worker_job *other = CONTAINER_OF(displaced, struct worker_job, turn);
+        other->cancelled = other->displaced = true;
+        end_job(other);
+    }
     return accepted;
 }
 
@@ -175,6 +226,7 @@ void worker_pool_destroy(struct worker_pool *pool)
     for (unsigned i = 0; i < pool->threads_max; i++)
         pthread_cond_destroy(&pool->sleepers[i].woken);
     free(pool->sleepers);
+    turns_deinit(&pool->turns);
     pthread_cond_destroy(&pool->all_ended);
     pthread_mutex_destroy(&pool->mutex);
     free(pool);

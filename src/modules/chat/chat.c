@@ -207,8 +207,9 @@ static enum status chat_start(struct kernel *kernel, const void *section, void *
     const struct chat_agent *agents = chat->settings->agents.items;
     for (size_t i = 0; i < chat->settings->agents.count && !chat->agent_callers; i++)
         if (agents[i].url.len)
-            chat->agent_callers = worker_pool_create("agents", (unsigned)chat->settings->agent_calls,
-                                                     (size_t)chat->settings->agent_calls);
+            chat->agent_callers =
+                worker_pool_create("agents", (unsigned)turns_places((size_t)chat->settings->agent_calls),
+                                   (size_t)chat->settings->agent_calls);
     chat_owner_provide(chat);
     kernel_retention_add_keys(chat->kernel, &chat->keys, chat->settings->idempotency.cleanup_ms);
     kernel_retention_add(chat->kernel,

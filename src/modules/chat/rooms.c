@@ -154,7 +154,10 @@ static void room_catch_up(struct chat_room *room)
     room->read_after = room->position;
     room->wanted = room->announced;
     room->announced = -1;
-    room->job = (struct worker_job){.loop = room->rooms->home, .run = run_room_read, .done = on_room_read};
+    room->job = (struct worker_job){.loop = room->rooms->home,
+                                    .share = hash_seeded(room->key.tenant),
+                                    .run = run_room_read,
+                                    .done = on_room_read};
     room->refs++;
     room->state = ROOM_READING;
     if (worker_pool_submit(kernel_store(room->rooms->chat->kernel)->workers, &room->job))
@@ -325,7 +328,10 @@ static void read_next_page(void *context, struct stream_subscriber *subscriber, 
     struct chat_rooms *rooms = channel->room->rooms;
     struct page_job *page_job = memory_zalloc(sizeof *page_job);
     *page_job = (struct page_job){
-        .job = {.loop = rooms->home, .run = run_page_read, .done = on_page_read},
+        .job = {.loop = rooms->home,
+                .share = hash_seeded(channel->room->key.tenant),
+                .run = run_page_read,
+                .done = on_page_read},
         .room = channel->room,
         .subscriber = subscriber,
         .format = channel->format,

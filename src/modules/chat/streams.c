@@ -89,7 +89,9 @@ static void on_follower_read(struct worker_job *job)
     struct chat_room *room = follower->room;
     const struct chat_page *page = &follower->page;
     int64_t to = page->count ? chat_page_sequence(page, page->count - 1) : follower->after;
-    if (job->cancelled)
+    if (job->displaced)
+        error_set(&follower->error, STATUS_OVERLOADED, "too many streams are being opened");
+    else if (job->cancelled)
         error_set(&follower->error, STATUS_UNAVAILABLE, "the process is stopping");
     else if (follower->error.status == STATUS_OK &&
              !chat_room_admit(room, page, follower->format, follower->ref, to, follower->opening))
@@ -106,7 +108,10 @@ static void on_follow(struct loop *loop, struct loop_message *message)
     struct follower *follower = (struct follower *)message;
     struct chat *chat = follower->chat;
     follower->room = chat_room_hold(chat->rooms, &follower->key);
-    follower->job = (struct worker_job){.loop = loop, .run = run_follower_read, .done = on_follower_read};
+    follower->job = (struct worker_job){.loop = loop,
+                                        .share = hash_seeded(follower->key.tenant),
+                                        .run = run_follower_read,
+                                        .done = on_follower_read};
     if (worker_pool_submit(kernel_workers(chat->kernel), &follower->job))
         return;
     chat_room_release(follower->room);

@@ -125,6 +125,18 @@ static void name_pod(struct refdata *refdata)
              (unsigned)random_u64());
 }
 
+static void init_queue(struct refdata_queue *queue)
+{
+    turns_init(&queue->urgent);
+    turns_init(&queue->rest);
+}
+
+static void deinit_queue(struct refdata_queue *queue)
+{
+    turns_deinit(&queue->urgent);
+    turns_deinit(&queue->rest);
+}
+
 static enum status start(struct kernel *kernel, const void *section, void **state, struct error *error)
 {
     const struct refdata_settings *settings = section;
@@ -138,8 +150,8 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     refdata->home = loop_group_loop(refdata->loops, 0);
     refdata->first = settings;
     name_pod(refdata);
-    TAILQ_INIT(&refdata->full_loads.holdings);
-    TAILQ_INIT(&refdata->delta_loads.holdings);
+    init_queue(&refdata->full_loads);
+    init_queue(&refdata->delta_loads);
     TAILQ_INIT(&refdata->retired);
     refdata->own = refdata_table_create(64);
     pthread_mutex_init(&refdata->catalog_lock, NULL);
@@ -147,11 +159,12 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     atomic_init(&refdata->table, refdata_table_copy(refdata->own));
     /* Room for every parallel load, full and delta, and every database's sweep and checks, so that none of them can hold up
      * another. */
-    unsigned threads =
-        2 * (unsigned)settings->cache.parallel_reloads + 2 * (unsigned)settings->postgres.count + 1;
+    unsigned threads = 2 * (unsigned)turns_places((size_t)settings->cache.parallel_reloads) +
+                       2 * (unsigned)settings->postgres.count + 1;
     refdata->loaders = worker_pool_create("loader", threads, SIZE_MAX);
-    refdata->readers = worker_pool_create("primary", (unsigned)settings->barrier.parallel_reads,
-                                          (size_t)settings->barrier.queue_max);
+    refdata->readers =
+        worker_pool_create("primary", (unsigned)turns_places((size_t)settings->barrier.parallel_reads),
+                           (size_t)settings->barrier.queue_max);
     /* The loops do not run yet, so this thread may stand in for the home loop. */
     if (kernel_has_role(refdata->kernel, "query"))
         refdata_keeper_preload(refdata);
@@ -230,6 +243,8 @@ static void destroy_refdata(void *state)
     worker_pool_destroy(refdata->readers);
     refdata_databases_free(refdata);
     refdata_keeper_clear(refdata);
+    deinit_queue(&refdata->full_loads);
+    deinit_queue(&refdata->delta_loads);
     cache_drain();
     refdata_catalog_unref(atomic_load(&refdata->catalog));
     pthread_mutex_destroy(&refdata->catalog_lock);

@@ -421,7 +421,7 @@ int rig_open(void **state)
     struct loop_group *loops = loop_group_create(1, 0);
     rig_loop = loop_group_loop(loops, 0);
     rig = (struct hydration){.config = {.loops = loops,
-                                        .workers = worker_pool_create("test", HYDRATION_JOBS_MAX, 64),
+                                        .workers = worker_pool_create("test", (unsigned)turns_places(HYDRATION_JOBS_MAX), 64),
                                         .settings = &settings},
                              .shards = shards};
     atomic_store(&rig.bus, (struct bus *)&rig); /* never looked into */

@@ -80,6 +80,7 @@ struct refdata_post {
     bool waits;                            /* consistencyMode=WAIT_COMMIT */
     int64_t deadline_ns;                   /* for its commit */
     char tenant[65];
+    uint64_t share;                       /* the tenant's */
     struct arena arena;                   /* of what follows; empty once it is committed */
     const struct auth_identity *identity; /* NULL: no dictionary had a writeScope when it arrived */
     struct str body, traceparent;
@@ -87,7 +88,7 @@ struct refdata_post {
     struct refdata_update update;
 
     /* the committer's */
-    TAILQ_ENTRY(refdata_post) queue;
+    struct turns_item turn;
     size_t bytes;        /* of the body */
     uint64_t event_hash; /* of (tenant, eventId) */
     struct refdata_acceptance acceptance;
@@ -106,7 +107,9 @@ enum status refdata_committer_add(struct refdata_committer *committer, struct re
 /* ---- commit.c ---- */
 struct refdata_commit_pace { /* of one committer */
     int64_t direct_from_ns;  /* before this time no update is applied in its own commit */
-    int64_t warn_from_ns;    /* before this time no warning is logged */
+    bool is_queued;          /* for one call: the same */
+    bool was_slow; /* by the call: an update was to be applied in its own commit, and its SQL took too long */
+    int64_t warn_from_ns; /* before this time no warning is logged */
 };
 /* On a worker: every post gets its result. No two of them name the same event, key or chunk. The array is overwritten. */
 void refdata_commit_posts(struct refdata_database *database, struct refdata_commit_pace *pace,

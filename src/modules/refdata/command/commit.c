@@ -28,8 +28,7 @@ enum {
     TRIES_MAX = 20,  /* of a transaction that the server asks to run again */
     DIRECT_MS = 300, /* for applying directly */
     DIRECT_BYTES_MAX = 256 << 10,
-    SLOW_PAUSE_MS = 2000,    /* without direct, after it took longer */
-    CONTENDED_PAUSE_MS = 20, /* the same, after the cursor locks were not granted */
+    CONTENDED_PAUSE_MS = 20, /* without direct, after the cursor locks were not granted */
     UNKNOWN_PAUSE_MS = 50,   /* between tries while the outcome of a commit is unknown */
 };
 /* A lock that another transaction holds must not keep the other updates waiting. */
@@ -80,7 +79,7 @@ static bool may_be_direct(const struct group *group)
         if (group->posts[i]->update.type != REFDATA_DELTA || bytes > DIRECT_BYTES_MAX)
             return false;
     }
-    return database->applies && clock_mono_ns() >= group->pace->direct_from_ns &&
+    return database->applies && !group->pace->is_queued && clock_mono_ns() >= group->pace->direct_from_ns &&
            bus_shares_commits(database->buses.commands, STR(REFDATA_COMMANDS));
 }
 
@@ -140,18 +139,18 @@ static enum status apply_directly(struct group *group, struct db_conn *conn, str
     return status;
 }
 
-/* SQL that takes long must not keep others from being accepted: after a timeout direct is not tried for a while. */
+/* SQL that takes long must not keep others from being accepted: after a timeout the committer keeps its tenants apart. */
 static enum status commit_direct(struct group *group, struct db_conn *conn, struct arena *arena)
 {
     struct refdata_command *commands = arena_zalloc(arena, group->count * sizeof *commands);
     uint64_t mark = 0;
     bool is_granted, are_decided = true;
+    int64_t slow_ns = clock_deadline_ms(DIRECT_MS / 2);
     enum status status = apply_directly(group, conn, commands, &is_granted, &mark, arena);
     for (size_t i = 0; i < group->count; i++)
         are_decided &= commands[i].decided;
-    if (status == STATUS_TIMEOUT)
-        group->pace->direct_from_ns = clock_deadline_ms(SLOW_PAUSE_MS);
-    else if (status == STATUS_OK && !is_granted)
+    group->pace->was_slow |= status != STATUS_OK && clock_mono_ns() >= slow_ns;
+    if (status == STATUS_OK && !is_granted)
         group->pace->direct_from_ns = clock_deadline_ms(CONTENDED_PAUSE_MS);
     if (status != STATUS_OK || !is_granted || !are_decided)
         return status == STATUS_CANCELLED ? status : STATUS_DB_RETRY;
@@ -167,8 +166,7 @@ static enum status commit_direct(struct group *group, struct db_conn *conn, stru
     }
     if (status == STATUS_OK)
         refdata_apply_report(group->database, commands, group->count);
-    if (status == STATUS_DB_RETRY) /* another transaction holds a lock */
-        group->pace->direct_from_ns = clock_deadline_ms(SLOW_PAUSE_MS);
+    group->pace->was_slow |= status == STATUS_DB_RETRY; /* another transaction holds a lock */
     status = note_commit(group, status);
     return status == STATUS_DB_ERROR ? STATUS_DB_RETRY : status;
 }

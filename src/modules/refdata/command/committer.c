@@ -1,5 +1,10 @@
 /* Group commit: one task takes all posts that are queued, up to a transaction's worth, and commits them. So a single POST waits for
- * its own commit only, and many share one.
+ * its own commit only, and many share one. Tenants take turns: where more are queued than fit, each has its part of the group. In
+ * a full queue the tenant with most posts is refused.
+ *
+ * A tenant whose SQL took too long when it was applied in its own commit is a suspect. Its posts are queued for apply, in groups without
+ * the other tenants, and after a pause one group of its own is tried again. So slow SQL holds up the others once per pause, however
+ * many posts have it.
  *
  * Two posts of the same event, key or chunk never share a transaction: the later one waits for the next, and then finds the
  * row of the first. */
@@ -13,6 +18,7 @@
 
 enum { GROUP_MAX = 500 };
 #define GROUP_BYTES_MAX (8u << 20) /* exceeded by at most one post */
+enum { SUSPECTS_MAX = 64, SUSPECT_MIN_MS = 2000, SUSPECT_MAX_MS = 64000 };
 
 struct metric_family refdata_commit_size_family = {
     .name = "refdata_commit_batch_size",
@@ -29,12 +35,69 @@ struct metric_family refdata_commit_seconds_family = {
 struct refdata_committer {
     struct refdata_database *database;
     struct task *task;
-    struct refdata_commit_pace pace; /* the task's */
-    pthread_mutex_t lock;            /* for what follows */
-    TAILQ_HEAD(post_queue, refdata_post) queue;
-    size_t queued, queue_max;
+    struct refdata_commit_pace pace; /* the task's, as the next three */
+    struct suspect {
+        uint64_t share; /* 0 = free */
+        int64_t until_ns, pause_ms;
+    } suspects[SUSPECTS_MAX];
+    size_t suspect_count;
+    int64_t trial_from_ns; /* of any suspect */
+    pthread_mutex_t lock;  /* for what follows */
+    struct turns turns;
+    size_t queue_max;
     bool is_stopping;
 };
+
+/* ---- suspects ---- */
+
+enum { KIND_PLAIN, KIND_QUEUED }; /* any other: the share of a suspect that is tried again */
+
+static struct suspect *find_suspect(struct refdata_committer *committer, uint64_t share)
+{
+    for (size_t i = 0; committer->suspect_count > 0 && i < SUSPECTS_MAX; i++)
+        if (committer->suspects[i].share == share)
+            return &committer->suspects[i];
+    return NULL;
+}
+
+static uint64_t kind_of(struct refdata_committer *committer, const struct refdata_post *post, int64_t now_ns)
+{
+    const struct suspect *suspect = find_suspect(committer, post->share);
+    if (!suspect)
+        return KIND_PLAIN;
+    return now_ns < suspect->until_ns || now_ns < committer->trial_from_ns ? KIND_QUEUED : suspect->share;
+}
+
+/* A share without a place in the table is not suspected, until another one is not any more. */
+static void suspect_share(struct refdata_committer *committer, uint64_t share, int64_t now_ns)
+{
+    struct suspect *suspect = find_suspect(committer, share);
+    if (!suspect && committer->suspect_count < SUSPECTS_MAX) {
+        for (suspect = committer->suspects; suspect->share; suspect++)
+            ;
+        *suspect = (struct suspect){.share = share, .pause_ms = SUSPECT_MIN_MS / 2};
+        committer->suspect_count++;
+    }
+    if (!suspect || suspect->until_ns > now_ns)
+        return;
+    suspect->pause_ms = suspect->pause_ms < SUSPECT_MAX_MS ? 2 * suspect->pause_ms : SUSPECT_MAX_MS;
+    suspect->until_ns = now_ns + suspect->pause_ms * CLOCK_NS_PER_MS;
+}
+
+/* After a group of this kind was committed. */
+static void note_pace(struct refdata_committer *committer, uint64_t kind, const uint64_t *shares,
+                      size_t count)
+{
+    int64_t now_ns = clock_mono_ns();
+    if (committer->pace.was_slow) {
+        committer->trial_from_ns = now_ns + SUSPECT_MIN_MS * CLOCK_NS_PER_MS;
+        for (size_t i = 0; i < count; i++)
+            suspect_share(committer, shares[i], now_ns);
+    } else if (kind > KIND_QUEUED) {
+        find_suspect(committer, kind)->share = 0;
+        committer->suspect_count--;
+    }
+}
 
 /* ---- taking a group ---- */
 
@@ -52,24 +115,38 @@ static bool are_related(const struct refdata_post *a, const struct refdata_post 
     return (is_same_event || is_same_key || is_same_chunk) && strcmp(a->tenant, b->tenant) == 0;
 }
 
-/* Posts that do not fit stay in the queue, in their order. */
-static size_t take_group(struct refdata_committer *committer, struct refdata_post *group[GROUP_MAX])
+static struct refdata_post *post_of(struct turns_item *item)
+{
+    return CONTAINER_OF(item, struct refdata_post, turn);
+}
+
+/* Posts that do not fit stay in the queue, in their order. All of a group are of one kind, which is set. */
+static size_t take_group(struct refdata_committer *committer, struct refdata_post *group[GROUP_MAX],
+                         uint64_t *kind)
 {
     size_t count = 0, bytes = 0;
+    int64_t now_ns = committer->suspect_count ? clock_mono_ns() : 0;
+    struct turns_items left = TAILQ_HEAD_INITIALIZER(left);
+    struct turns_item *item;
     pthread_mutex_lock(&committer->lock);
-    for (struct refdata_post *post = TAILQ_FIRST(&committer->queue), *next;
-         post && count < GROUP_MAX && bytes < GROUP_BYTES_MAX; post = next) {
+    while (count < GROUP_MAX && bytes < GROUP_BYTES_MAX && (item = turns_next(&committer->turns)) != NULL) {
+        struct refdata_post *post = post_of(item);
+        uint64_t own_kind = kind_of(committer, post, now_ns);
         size_t i = 0;
-        next = TAILQ_NEXT(post, queue);
-        while (i < count && !are_related(group[i], post))
+        while (i < count && own_kind == *kind && !are_related(group[i], post))
             i++;
-        if (i < count)
+        if (i < count) {
+            TAILQ_INSERT_HEAD(&left, item, link);
             continue;
-        TAILQ_REMOVE(&committer->queue, post, queue);
+        }
+        *kind = own_kind;
         bytes += post->bytes;
         group[count++] = post;
     }
-    committer->queued -= count;
+    while ((item = TAILQ_FIRST(&left)) != NULL) { /* the last one first */
+        TAILQ_REMOVE(&left, item, link);
+        turns_put_back(&committer->turns, post_of(item)->share, item);
+    }
     pthread_mutex_unlock(&committer->lock);
     return count;
 }
@@ -80,12 +157,14 @@ static int64_t committer_step(struct task *task, void *context)
 {
     struct refdata_committer *committer = context;
     struct refdata_post *group[GROUP_MAX], *posts[GROUP_MAX];
+    uint64_t kind = KIND_PLAIN, shares[GROUP_MAX];
     (void)task;
-    for (size_t taken; (taken = take_group(committer, group)) > 0;) {
+    for (size_t taken; (taken = take_group(committer, group, &kind)) > 0;) {
         int64_t begun_ns = clock_mono_ns();
         size_t count = 0;
         for (size_t i = 0; i < taken; i++) {
             if (group[i]->deadline_ns > begun_ns) {
+                shares[count] = group[i]->share;
                 posts[count++] = group[i];
                 continue;
             } /* else it was answered, and must not be committed any more */
@@ -93,7 +172,10 @@ static int64_t committer_step(struct task *task, void *context)
             error_set(&group[i]->error, STATUS_OVERLOADED, "other updates were committed all the time");
         }
         if (count > 0) {
+            committer->pace.is_queued = kind == KIND_QUEUED;
+            committer->pace.was_slow = false;
             refdata_commit_posts(committer->database, &committer->pace, posts, count);
+            note_pace(committer, kind, shares, count);
             metric_observe(metric_series_get(&refdata_commit_size_family, NULL), (double)count);
             metric_observe(metric_series_get(&refdata_commit_seconds_family, NULL),
                            (double)(clock_mono_ns() - begun_ns) / 1e9);
@@ -106,20 +188,31 @@ static int64_t committer_step(struct task *task, void *context)
 
 /* ---- from outside ---- */
 
+static const char full_text[] = "too many updates wait for their commit";
+
+static void refuse_displaced(struct refdata_post *post)
+{
+    post->result = REFDATA_POST_REFUSED;
+    error_set(&post->error, STATUS_OVERLOADED, full_text);
+    loop_post(post->loop, &post->committed);
+}
+
 enum status refdata_committer_add(struct refdata_committer *committer, struct refdata_post *post,
                                   struct error *error)
 {
     enum status status = STATUS_OK;
+    struct turns_item *displaced = NULL;
     pthread_mutex_lock(&committer->lock);
     if (committer->is_stopping)
         status = error_set(error, STATUS_CANCELLED, "the process is stopping");
-    else if (committer->queued >= committer->queue_max)
-        status = error_set(error, STATUS_OVERLOADED, "too many updates wait for their commit");
-    if (status == STATUS_OK) {
-        TAILQ_INSERT_TAIL(&committer->queue, post, queue);
-        committer->queued++;
-    }
+    else if (committer->turns.queued >= committer->queue_max &&
+             !(displaced = turns_displace(&committer->turns, post->share)))
+        status = error_set(error, STATUS_OVERLOADED, full_text);
+    if (status == STATUS_OK)
+        turns_put(&committer->turns, post->share, &post->turn);
     pthread_mutex_unlock(&committer->lock);
+    if (displaced)
+        refuse_displaced(post_of(displaced));
     if (status == STATUS_OK)
         task_wake(committer->task);
     return status;
@@ -132,7 +225,7 @@ static void *create_committer(void *owner, struct error *error)
     (void)error;
     committer->database = database;
     committer->queue_max = (size_t)database->catalog->updates.queue_max;
-    TAILQ_INIT(&committer->queue);
+    turns_init(&committer->turns);
     pthread_mutex_init(&committer->lock, NULL);
     committer->task = kernel_site_task(&database->site, "committer", committer_step, committer);
     task_start(committer->task, TASK_IDLE);
@@ -154,6 +247,7 @@ static void destroy_committer(void *part)
 {
     struct refdata_committer *committer = part;
     task_destroy(committer->task);
+    turns_deinit(&committer->turns);
     pthread_mutex_destroy(&committer->lock);
     free(committer);
 }

@@ -360,6 +360,7 @@ static struct refdata_post *create_post(struct http_request *request, bool waits
     post->wait_until_ns = now_ns + wait_ms * CLOCK_NS_PER_MS;
     post->deadline_ns = now_ns + settings->commit_timeout_ms * CLOCK_NS_PER_MS;
     memcpy(post->tenant, identity->tenant.ptr, identity->tenant.len);
+    post->share = hash_seeded(identity->tenant);
     post->body = arena_str(&post->arena, request->body);
     post->bytes = request->body.len;
     post->key_keep_ms = settings->key_keep_ms;
@@ -433,7 +434,8 @@ static void parsing_done(struct worker_job *job)
 {
     struct refdata_post *post = CONTAINER_OF(job, struct refdata_post, parsing);
     if (job->cancelled)
-        error_set(&post->error, STATUS_CANCELLED, "the process is stopping");
+        error_set(&post->error, job->displaced ? STATUS_OVERLOADED : STATUS_CANCELLED,
+                  job->displaced ? "too many updates wait to be read" : "the process is stopping");
     if (post->error.status != STATUS_OK || !post->ref.generation)
         refuse_post(post, &post->error);
     else
@@ -470,7 +472,8 @@ static void post_update(struct http_request *request)
     } else if (is_small) {
         hand_to_committer(post);
     } else {
-        post->parsing = (struct worker_job){.loop = post->loop, .run = run_parsing, .done = parsing_done};
+        post->parsing = (struct worker_job){
+            .loop = post->loop, .share = post->share, .run = run_parsing, .done = parsing_done};
         move_post(post, REFDATA_POST_PARSING);
         if (!worker_pool_submit(kernel_workers(refdata->kernel), &post->parsing))
             refuse_post(post, &(struct error){.status = STATUS_OVERLOADED});

@@ -114,7 +114,7 @@ void refdata_holding_move(struct refdata_holding *holding, enum refdata_holding_
 {
     assert(ALLOWED[to] & FROM(holding->state));
     if (holding->state == HOLDING_QUEUED)
-        TAILQ_REMOVE(&holding->queue->holdings, holding, queued);
+        (to == HOLDING_LOADING ? turns_remove_turn : turns_remove)(holding->line, &holding->turn);
     if (holding->state == HOLDING_DELAYED)
         loop_timer_stop(holding->refdata->home, &holding->timer);
     holding->state = to;

@@ -10,17 +10,20 @@
 
 #include "base/backoff.h"
 #include "base/map.h"
+#include "base/turns.h"
 #include "cache/cache.h"
 #include "modules/refdata/dictionary.h"
 #include "modules/refdata/query/ask.h"
 
 struct refdata;
-
-/* Loads waiting for their turn. Those of changed keys alone have a queue and places of their own, so that no long load
- * holds them up. */
 TAILQ_HEAD(refdata_holdings, refdata_holding);
+
+/* Loads waiting for their turn; tenants take turns. Those of changed keys alone have a queue and places of their own, so that no
+ * long load holds them up. */
 struct refdata_queue {
-    struct refdata_holdings holdings;
+    struct turns
+        urgent; /* with waiters: before the others; its members are the loads of both kinds that run */
+    struct turns rest;
     unsigned running;
 };
 
@@ -69,8 +72,11 @@ struct refdata_holding {
     struct backoff retry;
     int64_t retry_at_ns; /* after a failure: not before */
     struct loop_timer timer;
-    struct refdata_queue *queue;         /* it is, or runs, in */
-    TAILQ_ENTRY(refdata_holding) queued; /* there; or among those to be freed */
+    struct refdata_queue *queue; /* it is, or runs, in */
+    struct turns *line;          /* QUEUED: there */
+    struct turns_item turn;
+    struct turns_share *place;            /* of the load that runs */
+    TAILQ_ENTRY(refdata_holding) retired; /* among those to be freed */
     /* Requests that wait: for the first load while there is nothing, for a version (barrier.c) afterwards. */
     struct refdata_asks waiting;
     struct refdata_barrier {

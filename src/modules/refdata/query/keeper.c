@@ -18,7 +18,7 @@ struct retired {
 static void free_holdings(struct refdata_holdings *holdings)
 {
     for (struct refdata_holding *holding; (holding = TAILQ_FIRST(holdings)) != NULL;) {
-        TAILQ_REMOVE(holdings, holding, queued);
+        TAILQ_REMOVE(holdings, holding, retired);
         refdata_holding_destroy(holding);
     }
 }
@@ -37,7 +37,7 @@ static void publish_table(struct loop_tick *tick)
     struct retired *retired = memory_alloc(sizeof *retired);
     retired->table = atomic_exchange(&refdata->table, refdata_table_copy(refdata->own));
     TAILQ_INIT(&retired->holdings);
-    TAILQ_CONCAT(&retired->holdings, &refdata->retired, queued);
+    TAILQ_CONCAT(&retired->holdings, &refdata->retired, retired);
     loop_group_synchronize(refdata->loops, free_retired, retired);
 }
 
@@ -50,7 +50,7 @@ void refdata_keeper_unref(struct refdata_holding *holding)
 {
     if (--holding->refs)
         return;
-    TAILQ_INSERT_TAIL(&holding->refdata->retired, holding, queued);
+    TAILQ_INSERT_TAIL(&holding->refdata->retired, holding, retired);
     table_changed(holding->refdata);
 }
 

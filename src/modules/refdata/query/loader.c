@@ -279,7 +279,7 @@ bool refdata_loader_start(struct refdata_holding *holding, bool is_delta)
 {
     struct refdata *refdata = holding->refdata;
     struct load_job *job = memory_zalloc(sizeof *job);
-    job->job = (struct worker_job){.run = run_load, .done = job_done};
+    job->job = (struct worker_job){.share = hash_seeded(holding->tenant), .run = run_load, .done = job_done};
     job->message.on_message = on_loaded;
     job->home = refdata->home;
     job->holding = holding;

@@ -60,7 +60,10 @@ static void free_question(struct question *question)
 static void question_done(struct worker_job *job)
 {
     struct question *question = (struct question *)job;
-    if (job->cancelled)
+    if (job->displaced)
+        question->answer.status =
+            error_set(&question->answer.error, STATUS_OVERLOADED, "too many reads from the primary at once");
+    else if (job->cancelled)
         question->answer.status =
             error_set(&question->answer.error, STATUS_CANCELLED, "the process is stopping");
     question->on_answer(question->context, &question->answer);
@@ -73,7 +76,8 @@ bool refdata_primary_ask(struct refdata *refdata, struct refdata_dictionary *dic
                          void *context)
 {
     struct question *question = memory_zalloc(sizeof *question);
-    question->job = (struct worker_job){.loop = refdata->home, .run = run_question, .done = question_done};
+    question->job = (struct worker_job){
+        .loop = refdata->home, .share = hash_seeded(tenant), .run = run_question, .done = question_done};
     question->dictionary = refdata_dictionary_ref(dictionary);
     question->arena = ARENA(512);
     question->tenant = arena_str(&question->arena, tenant);

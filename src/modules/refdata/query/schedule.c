@@ -1,8 +1,8 @@
 /* The schedule: when a holding loads, and what follows from how its load ended (R13).
  *
  * A holding's load is single-flight. What wants it while it runs makes it run once more; what waits for it is released
- * when it comes back, well or badly. Loads wait in one queue for a free place; those with waiters go first. All on
- * the home loop. */
+ * when it comes back, well or badly. Loads wait in one queue for a free place; those with waiters go first, and tenants take
+ * turns. All on the home loop. */
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -26,15 +26,28 @@ static bool may_be_delta(const struct refdata_holding *holding)
     return holding->dictionary->delta && holding->basis == BASIS_HELD && cache_slot_read(&holding->slot);
 }
 
+/* The one whose turn it is, of a tenant that may run one more; NULL: none. */
+static struct refdata_holding *next_load(const struct refdata *refdata, const struct refdata_queue *queue)
+{
+    const struct turns *lines[] = {&queue->urgent, &queue->rest};
+    size_t free = turns_places((size_t)refdata->first->cache.parallel_reloads) - queue->running;
+    struct turns_share *share;
+    for (size_t i = 0; i < 2; i++)
+        TAILQ_FOREACH(share, &lines[i]->line, in_line)
+            if (turns_may_enter_hash(&queue->urgent, share->node.hash, free))
+                return CONTAINER_OF(TAILQ_FIRST(&share->items), struct refdata_holding, turn);
+    return NULL;
+}
+
 static void run_queue(struct refdata *refdata, struct refdata_queue *queue)
 {
     struct refdata_holding *holding;
-    while ((holding = TAILQ_FIRST(&queue->holdings)) != NULL && !refdata->stopping &&
-           queue->running < (unsigned)refdata->first->cache.parallel_reloads) {
+    while (!refdata->stopping && (holding = next_load(refdata, queue)) != NULL) {
         if (!refdata_loader_start(holding, may_be_delta(holding))) { /* its threads are busy stopping */
             refdata_holding_move(holding, HOLDING_WANTED);
             return;
         }
+        holding->place = turns_enter(&queue->urgent, holding->turn.share->node.hash, SIZE_MAX);
         refdata_holding_move(holding, HOLDING_LOADING);
         holding->refs++;
         holding->wanted_version = 0; /* what was committed by now is what it will find */
@@ -50,21 +63,13 @@ static void run_queues(struct refdata *refdata)
     run_queue(refdata, &refdata->full_loads);
 }
 
-/* Loads with waiters stand before those without, each kind in the order it came. */
 static void enqueue(struct refdata_holding *holding)
 {
     struct refdata *refdata = holding->refdata;
-    struct refdata_holding *after = NULL;
     refdata_holding_move(holding, HOLDING_QUEUED);
     holding->queue = may_be_delta(holding) ? &refdata->delta_loads : &refdata->full_loads;
-    if (has_waiters(holding))
-        TAILQ_FOREACH(after, &holding->queue->holdings, queued)
-            if (!has_waiters(after))
-                break;
-    if (after)
-        TAILQ_INSERT_BEFORE(after, holding, queued);
-    else
-        TAILQ_INSERT_TAIL(&holding->queue->holdings, holding, queued);
+    holding->line = has_waiters(holding) ? &holding->queue->urgent : &holding->queue->rest;
+    turns_put(holding->line, hash_seeded(holding->tenant), &holding->turn);
     run_queues(refdata);
 }
 
@@ -227,6 +232,7 @@ void refdata_schedule_loaded(struct refdata_holding *holding, const struct refda
     bool is_baseless = refdata_loaded_is_delta(loaded) && load->held != cache_slot_read(&holding->slot);
     bool is_outdated = load->dictionary != holding->dictionary || is_baseless;
     holding->queue->running--;
+    turns_leave(&holding->queue->urgent, holding->place);
     if (!is_dropped)
         refdata_holding_move(holding, HOLDING_IDLE);
     if (is_dropped || is_outdated)

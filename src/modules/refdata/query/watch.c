@@ -185,8 +185,10 @@ static void feed(struct refdata_watch *watch)
             change_written(watch, change);
             continue;
         }
-        change->job = (struct worker_job){
-            .loop = watch->refdata->home, .run = refdata_watch_change_write, .done = write_done};
+        change->job = (struct worker_job){.loop = watch->refdata->home,
+                                          .share = hash_seeded(watch->holding->tenant),
+                                          .run = refdata_watch_change_write,
+                                          .done = write_done};
         change->watch = watch;
         watch->is_writing = worker_pool_submit(watch->refdata->loaders, &change->job);
         if (watch->is_writing) {

@@ -219,8 +219,10 @@ void refdata_watch_ask(struct refdata_watch *watch)
         return;
     STAILQ_CONCAT(&watch->asked, &watch->queued);
     struct refdata_history *history = memory_zalloc(sizeof *history);
-    history->job =
-        (struct worker_job){.loop = watch->refdata->home, .run = run_history, .done = history_done};
+    history->job = (struct worker_job){.loop = watch->refdata->home,
+                                       .share = hash_seeded(holding->tenant),
+                                       .run = run_history,
+                                       .done = history_done};
     history->watch = watch;
     history->dictionary = refdata_dictionary_ref(holding->dictionary);
     history->snapshot = cache_slot_acquire(&holding->slot);

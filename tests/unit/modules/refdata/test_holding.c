@@ -149,15 +149,16 @@ static void a_holding_moves_through_its_states(void **state)
     (void)state;
     struct refdata_dictionary *dictionary = one_dictionary();
     struct refdata_holding *holding = refdata_holding_create(NULL, STR("a"), dictionary, 1);
-    struct refdata_queue queue = {.holdings = TAILQ_HEAD_INITIALIZER(queue.holdings)};
+    struct turns line;
 
+    turns_init(&line);
     refdata_holding_move(holding, HOLDING_WANTED);
     refdata_holding_move(holding, HOLDING_QUEUED);
-    holding->queue = &queue;
-    TAILQ_INSERT_TAIL(&queue.holdings, holding, queued);
+    holding->line = &line;
+    turns_put(&line, 1, &holding->turn);
     assert_false(refdata_holding_is_loading(holding));
     refdata_holding_move(holding, HOLDING_LOADING);
-    assert_true(TAILQ_EMPTY(&queue.holdings)); /* it left its queue */
+    assert_int_equal(line.queued, 0); /* it left its queue */
     assert_true(refdata_holding_is_loading(holding));
     refdata_holding_move(holding, HOLDING_LOADING_AGAIN);
     assert_true(refdata_holding_is_loading(holding));
@@ -165,6 +166,7 @@ static void a_holding_moves_through_its_states(void **state)
     refdata_holding_move(holding, HOLDING_DROPPED);
     refdata_holding_destroy(holding);
     refdata_dictionary_unref(dictionary);
+    turns_deinit(&line);
 }
 
 int main(void)
