@@ -8,19 +8,27 @@ static const char refused_text[] = "the dictionary's configuration was refused b
 
 /* ---- home: waiting for a load ---- */
 
-void refdata_barrier_loaded(struct refdata_holding *holding, int64_t version)
+static void ask_reached_again(struct refdata_asks *asks, int64_t version, int64_t now_ns)
 {
     struct refdata_asks all = STAILQ_HEAD_INITIALIZER(all);
-    int64_t now_ns = loop_now_ns(holding->refdata->home);
-    STAILQ_CONCAT(&all, &holding->waiting);
+    STAILQ_CONCAT(&all, asks);
     for (struct refdata_ask *ask; (ask = refdata_asks_take(&all)) != NULL;) {
         if (ask->version <= version)
             refdata_ask_again(ask);
         else if (ask->expires_ns > now_ns)
-            STAILQ_INSERT_TAIL(&holding->waiting, ask, next);
+            STAILQ_INSERT_TAIL(asks, ask, next);
         else /* it went on to the primary, or is gone: no load skips the debounce for it */
             refdata_ask_free(ask);
     }
+}
+
+/* Those that wait for the primary, too: it may take long, or not respond. */
+void refdata_barrier_loaded(struct refdata_holding *holding, int64_t version)
+{
+    int64_t now_ns = loop_now_ns(holding->refdata->home);
+    ask_reached_again(&holding->waiting, version, now_ns);
+    ask_reached_again(&holding->barrier.queued, version, now_ns);
+    ask_reached_again(&holding->barrier.asked, version, now_ns);
 }
 
 void refdata_barrier_refuse(struct refdata_holding *holding)
