@@ -119,6 +119,14 @@ static void add_settle(struct outbox *outbox, struct db_conn *conn)
                                         [OUTBOX_RELEASE] = "released",
                                         [OUTBOX_OUTAGE] = "outage"};
     struct buf results = {0}, pauses = {0}, reasons = {0};
+    size_t done = 0;
+    while (done < claim->count && claim->results[done].kind == OUTBOX_DONE)
+        done++;
+    if (done == claim->count && !log_enabled(LOG_LEVEL_DEBUG)) { /* which needs the names of events */
+        db_pipeline_add(conn, &outbox->sql.settle_done,
+                        DB_PARAMS(db_uuid(str_from(claim->id)), db_text_array(buf_str(&claim->ids))));
+        return;
+    }
     for (size_t i = 0; i < claim->count; i++) {
         const struct outbox_result *result = &claim->results[i];
         int64_t pause_ms = 0;

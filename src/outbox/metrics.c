@@ -102,6 +102,9 @@ void outbox_report_settled(const struct outbox_table *table, const struct db_res
 {
     struct metric_series *series[FAMILIES] = {NULL};
     struct str type = STR_NONE;
+    unsigned id;
+    uint32_t oid;
+    bool names_events = db_result_find(rows, "id", &id, &oid); /* where the level is debug */
     for (size_t i = 0; i < db_result_rows(rows); i++) {
         if (i == 0 || !str_eq(type, db_result_str(rows, i, EVENT_TYPE))) {
             type = db_result_str(rows, i, EVENT_TYPE);
@@ -116,7 +119,7 @@ void outbox_report_settled(const struct outbox_table *table, const struct db_res
         if (str_eq(result, STR("done"))) {
             metric_add(series[SUCCESS], 1);
             metric_observe(series[LATENCY], (double)db_result_i64(rows, i, AGE_MS));
-            if (log_enabled(LOG_LEVEL_DEBUG))
+            if (names_events && log_enabled(LOG_LEVEL_DEBUG))
                 log_settled(table, rows, i, LOG_LEVEL_DEBUG, "outbox_publish_succeeded");
             continue;
         }

@@ -26,7 +26,7 @@ enum {
 
 /* ---- sql.c ---- */
 struct outbox_sql {
-    struct db_statement settle, claim_first, claim_after, release, renew, gauge, cleanup;
+    struct db_statement settle, settle_done, claim_first, claim_after, release, renew, gauge, cleanup;
     struct db_statement pending; /* an expression, for the poll */
 };
 void outbox_sql_init(struct outbox_sql *sql, const struct outbox_table *table, struct arena *arena);

@@ -106,6 +106,12 @@ static const char settle_template[] =
     " RETURNING v.result, (@event_type)::text,"
     "     (date_part('epoch', now() - e.@created_at) * 1000)::bigint, v.id, v.reason, e.@attempts@logged";
 
+/* The same where all are published: $2 the ids. */
+static const char settle_done_template[] =
+    "UPDATE @table e SET @set_discarded @next_attempt_at = NULL, @no_error @unlock"
+    " FROM unnest($2) AS v (id) WHERE e.@id = v.id::@id_type AND e.@claim_id = $1"
+    " RETURNING 'done', (@event_type)::text, (date_part('epoch', now() - e.@created_at) * 1000)::bigint";
+
 /* $1 claim id: one whose reply was lost. Rare, so it scans the live index. */
 static const char release_template[] =
     "UPDATE @table e SET @set_pending @claims = e.@claims - 1, @unlock WHERE @live AND e.@claim_id = $1";
@@ -202,6 +208,7 @@ static const struct {
     {"set_error", MEMBER(last_error),
      "@last_error = CASE v.result WHEN 'done' THEN NULL WHEN 'released' THEN e.@last_error ELSE v.reason END,",
      ""},
+    {"no_error", MEMBER(last_error), "@last_error = NULL,", ""},
     {"failures", MEMBER(outages), "'retry', 'dead', 'outage'", "'retry', 'dead'"},
     {"not_claimed", MEMBER(outages), "'released'", "'released', 'outage'"},
     {"less_outages", MEMBER(outages), " - coalesce(e.@outages, 0)", ""},
@@ -299,6 +306,7 @@ struct db_statement outbox_sql_expand(const struct outbox_table *table, const ch
 void outbox_sql_init(struct outbox_sql *sql, const struct outbox_table *table, struct arena *arena)
 {
     sql->settle = outbox_sql_expand(table, settle_template, arena);
+    sql->settle_done = outbox_sql_expand(table, settle_done_template, arena);
     sql->release = outbox_sql_expand(table, release_template, arena);
     sql->renew = outbox_sql_expand(table, renew_template, arena);
     sql->gauge = outbox_sql_expand(table, gauge_template, arena);

@@ -84,9 +84,24 @@ enum {
     COLUMNS
 };
 
+/* What the function comes to for one update that is new, without a key and not a chunk. Fails where it is not new, too. */
+static const struct db_statement accept_new_sql =
+    DB_STATEMENT("insert into refdata.update_request"
+                 " (tenant_id, event_id, dict_code, status, source, content_hash, requested_by)"
+                 " values ($1, $2, $3, 'PENDING', $4, $5, $6)");
+
 void refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptance *const *updates, size_t count,
                             int64_t key_keep_ms, bool all_new, struct arena *arena)
 {
+    const struct refdata_acceptance *first = updates[0];
+    if (all_new && count == 1 && !first->key.ptr && !refdata_update_is_chunk(first->update)) {
+        db_pipeline_add(
+            conn, &accept_new_sql,
+            DB_PARAMS(db_text(first->update->tenant), db_uuid(str_from(first->update->event_id)),
+                      db_text(first->update->dict_code), db_text(refdata_source_name(first->update->source)),
+                      db_text(first->content_hash), db_text(first->subject.len ? first->subject : STR_NONE)));
+        return;
+    }
     struct db_param params[COLUMNS + 4] = {[0] = db_text(refdata_source_name(updates[0]->update->source)),
                                            [COLUMNS + 1] = db_i64(key_keep_ms),
                                            db_bool(all_new),
