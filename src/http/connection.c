@@ -255,27 +255,38 @@ static bool waits_for_reader(const struct http_connection *connection)
     return connection->state == HTTP_STATE_HEAD && connection->is_unsent && buf_len(&connection->own_out) > 0;
 }
 
-/* Has this tick taken so long that other connections must have their turn? By the last look at the clock. */
-static bool is_long_tick(const struct http_home *home)
+/* What a connection may do until others have their turn. */
+struct turn {
+    unsigned requests_max;
+    unsigned check_mask; /* the clock is read after every check_mask + 1 requests, and after each write */
+    int64_t until_ns;
+};
+
+/* In a tick that is long already, by the last look at the clock, each connection has a short turn. */
+static struct turn turn_of(const struct http_home *home)
 {
-    return home->clock_ns - loop_now_ns(home->loop) >= HTTP_TICK_MS_MAX * CLOCK_NS_PER_MS;
+    int64_t tick_until_ns = loop_now_ns(home->loop) + HTTP_TICK_US_MAX * 1000;
+    if (home->clock_ns < tick_until_ns)
+        return (struct turn){HTTP_REQUESTS_PER_TURN, HTTP_REQUESTS_PER_CHECK - 1, tick_until_ns};
+    return (struct turn){HTTP_REQUESTS_IN_LONG_TICK, HTTP_REQUESTS_PER_SHORT_CHECK - 1,
+                         home->clock_ns + HTTP_SHORT_TURN_US * 1000};
 }
 
-static bool has_become_long(struct http_home *home)
+static bool is_past(const struct turn *turn, struct http_home *home)
 {
     home->clock_ns = clock_mono_ns();
-    return is_long_tick(home);
+    return home->clock_ns >= turn->until_ns;
 }
 
 /* True when it stopped only because enough output is waiting to be written. */
-static bool advance(struct http_connection *connection, unsigned requests_max)
+static bool advance(struct http_connection *connection, const struct turn *turn)
 {
     for (unsigned requests = 0; connection->state != HTTP_STATE_DEAD;) {
         if (buf_len(connection->out) >= HTTP_OUT_BYTES_MAX || waits_for_reader(connection))
             return true;
         if (connection->state == HTTP_STATE_HEAD &&
-            (++requests > requests_max ||
-             (requests % HTTP_REQUESTS_PER_CHECK == 0 && has_become_long(connection->home)))) {
+            (++requests > turn->requests_max ||
+             ((requests & turn->check_mask) == 0 && is_past(turn, connection->home)))) {
             connection->wants_turn = true;
             return false;
         }
@@ -338,8 +349,7 @@ static void take_turn(struct http_connection *connection)
         return;
     connection->running = true;
     connection->wants_turn = false;
-    unsigned requests_max =
-        is_long_tick(connection->home) ? HTTP_REQUESTS_IN_LONG_TICK : HTTP_REQUESTS_PER_TURN;
+    const struct turn turn = turn_of(connection->home);
     bool is_alive = true;
     for (unsigned round = 0; is_alive; round++) {
         if (connection->out == &connection->own_out && buf_len(&connection->own_out) == 0) {
@@ -347,11 +357,11 @@ static void take_turn(struct http_connection *connection)
                 buf_deinit(&connection->own_out);
             connection->out = &connection->home->out; /* gathered there while nothing is unsent */
         }
-        bool has_more = advance(connection, requests_max);
+        bool has_more = advance(connection, &turn);
         is_alive = connection->state != HTTP_STATE_DEAD && write_out(connection);
         if (!has_more || !is_alive || buf_len(connection->out) > 0)
             break;
-        if (round == HTTP_ROUNDS_PER_TURN || has_become_long(connection->home)) {
+        if (round == HTTP_ROUNDS_PER_TURN || is_past(&turn, connection->home)) {
             connection->wants_turn = true;
             break;
         }
@@ -433,35 +443,6 @@ static void on_event(struct loop_io *io, unsigned events)
     take_turn(connection);
 }
 
-/* Does it wait for a request, or for the rest of a head, longer than clients need who send one? */
-static bool is_idle(const struct http_connection *connection, int64_t now_ns)
-{
-    return connection->state == HTTP_STATE_HEAD && !connection->is_unsent &&
-           now_ns - connection->state_since_ns >= HTTP_IDLE_MIN_MS * CLOCK_NS_PER_MS;
-}
-
-/* Of some connections of this loop, other ones each time, closes the one that has been idle for longest: a client may hold any
- * number of connections, but not the last ones. */
-static bool close_idle(struct http_home *home)
-{
-    struct http_connection *longest = NULL, *connection = home->idle_hand;
-
-    for (unsigned i = 0; i < HTTP_IDLE_SAMPLES; i++) {
-        if (!connection && !(connection = LIST_FIRST(&home->connections)))
-            break;
-        if (is_idle(connection, loop_now_ns(home->loop)) &&
-            (!longest || connection->state_since_ns < longest->state_since_ns))
-            longest = connection;
-        connection = LIST_NEXT(connection, entry);
-    }
-    home->idle_hand = connection;
-    if (!longest)
-        return false;
-    metric_add(home->server->idle_closes, 1);
-    http_connection_drop(longest);
-    return true;
-}
-
 void http_connection_open(struct http_home *home, int fd, const struct sockaddr_storage *peer)
 {
     const struct http_limits *limits = &home->server->config.limits;
@@ -477,7 +458,7 @@ void http_connection_open(struct http_home *home, int fd, const struct sockaddr_
     connection->out = &connection->own_out;
     if (peer)
         connection->peer = *peer;
-    bool is_full = before >= limits->connections_max && !close_idle(home);
+    bool is_full = before >= limits->connections_max && !http_home_close_idle(home);
     if ((is_full && before >= limits->connections_max + limits->connections_extra) ||
         loop_io_start(home->loop, &connection->io, fd, LOOP_READ, on_event, &error) != STATUS_OK) {
         close(fd);

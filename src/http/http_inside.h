@@ -27,9 +27,11 @@ enum {
     HTTP_STREAM_ROOM_BYTES = 64 * 1024,      /* asked of a stream's source at once */
     HTTP_ROUNDS_PER_TURN = 16,               /* writes of one connection before others have their turn */
     HTTP_REQUESTS_PER_TURN = 128,            /* the same for pipelined requests */
-    HTTP_REQUESTS_PER_CHECK = 32,            /* after so many, and after each write, … */
-    HTTP_TICK_MS_MAX = 1,                    /* … a tick that has taken so long ends the turn */
-    HTTP_REQUESTS_IN_LONG_TICK = 16,         /* of each connection that comes later in such a tick */
+    HTTP_REQUESTS_PER_CHECK = 32,            /* of the clock: a power of two */
+    HTTP_TICK_US_MAX = 1000,                 /* past it a tick is long, and turns end */
+    HTTP_REQUESTS_IN_LONG_TICK = 16,         /* of each connection that comes later in it, … */
+    HTTP_REQUESTS_PER_SHORT_CHECK = 4,       /* … or so many, if they take … */
+    HTTP_SHORT_TURN_US = 50,                 /* … so long */
     HTTP_SPARE_EXCHANGES_MAX = 64,           /* kept per loop */
     HTTP_ARENA_BYTES = 4 * 1024,             /* of a request, without another malloc */
     HTTP_LINGER_MS = 2000,                   /* after the last answer, for the client to read it */
@@ -330,7 +332,8 @@ void http_tally_flush(struct http_home *home);
 void http_tally_register(struct http_server *server);
 
 /* server.c */
-void http_drain_check(struct http_home *home); /* after a connection ended */
+bool http_home_close_idle(struct http_home *home); /* one of its connections, if there is one */
+void http_drain_check(struct http_home *home);     /* after a connection ended */
 void http_server_unref(struct http_server *server);
 
 #endif

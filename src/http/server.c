@@ -169,6 +169,37 @@ static void on_listener_message(struct loop *loop, struct loop_message *message)
     http_server_unref(server);
 }
 
+/* ---- idle connections ---- */
+
+/* Does it wait for a request, or for the rest of a head, longer than clients need who send one? */
+static bool is_idle(const struct http_connection *connection, int64_t now_ns)
+{
+    return connection->state == HTTP_STATE_HEAD && !connection->is_unsent &&
+           now_ns - connection->state_since_ns >= HTTP_IDLE_MIN_MS * CLOCK_NS_PER_MS;
+}
+
+/* Of some connections of this loop, other ones each time, closes the one that has been idle for longest: a client may hold any
+ * number of connections, but not the last ones. */
+bool http_home_close_idle(struct http_home *home)
+{
+    struct http_connection *longest = NULL, *connection = home->idle_hand;
+
+    for (unsigned i = 0; i < HTTP_IDLE_SAMPLES; i++) {
+        if (!connection && !(connection = LIST_FIRST(&home->connections)))
+            break;
+        if (is_idle(connection, loop_now_ns(home->loop)) &&
+            (!longest || connection->state_since_ns < longest->state_since_ns))
+            longest = connection;
+        connection = LIST_NEXT(connection, entry);
+    }
+    home->idle_hand = connection;
+    if (!longest)
+        return false;
+    metric_add(home->server->idle_closes, 1);
+    http_connection_drop(longest);
+    return true;
+}
+
 /* ---- listening ---- */
 
 /* "host:port" or "[v6]:port" into its two parts, NUL-terminated. */
