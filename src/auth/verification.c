@@ -62,7 +62,7 @@ struct auth_verification {
     struct auth_rules *rules;                /* the ones it is held against */
     struct auth_keyset *keys;
     uint64_t generation;
-    unsigned sender; /* index of pending_by_sender */
+    uint64_t sender;
     STAILQ_HEAD(, waiter) waiters;
     bool had_its_reading;
     struct arena arena; /* of the claims */
@@ -118,6 +118,7 @@ static bool submit(struct auth_verification *v)
     v->generation = state->generation;
     arena_reset(&v->arena);
     v->job.loop = state->loop;
+    v->job.share = v->sender; /* senders take turns */
     v->job.run = run;
     v->job.done = done;
     auth_ref(state->auth);
@@ -133,7 +134,7 @@ static void finish(struct auth_verification *v)
     struct waiter *waiter;
 
     map_remove(&v->state->pending, &v->node);
-    v->state->pending_by_sender[v->sender]--;
+    v->state->pending_by_sender[v->sender % AUTH_SENDERS]--;
     while ((waiter = STAILQ_FIRST(&v->waiters))) {
         STAILQ_REMOVE_HEAD(&v->waiters, link);
         waiter->on_verified(waiter->context);
@@ -220,13 +221,13 @@ bool auth_verify(struct auth *auth, struct loop *loop, uint64_t sender, struct s
         v = NULL;
     }
     if (!v) {
-        unsigned index = (unsigned)(sender % AUTH_SENDERS);
-        if (state->pending.count == PENDING_MAX || state->pending_by_sender[index] == PENDING_OF_SENDER_MAX ||
+        unsigned *pending = &state->pending_by_sender[sender % AUTH_SENDERS];
+        if (state->pending.count == PENDING_MAX || *pending == PENDING_OF_SENDER_MAX ||
             authorization.len == 0)
             return false;
         v = memory_zalloc(sizeof(*v) + authorization.len);
         v->state = state;
-        v->sender = index;
+        v->sender = sender;
         v->authorization_len = authorization.len;
         str_put(v->authorization, authorization);
         STAILQ_INIT(&v->waiters);
@@ -236,7 +237,7 @@ bool auth_verify(struct auth *auth, struct loop *loop, uint64_t sender, struct s
             return false;
         }
         map_add(&state->pending, &v->node, hash);
-        state->pending_by_sender[index]++;
+        ++*pending;
     }
     struct waiter *waiter = memory_alloc(sizeof(*waiter));
     *waiter = (struct waiter){.on_verified = on_verified, .context = context};

@@ -165,7 +165,8 @@ static enum status start(struct kernel *kernel, struct error *error)
     kernel->router = http_router_create();
     kernel->idempotency = idempotency_create(IDEMPOTENCY_WAIT_MS);
     struct auth_settings auth = kernel_auth_settings(kernel->config, kernel->options.modules);
-    kernel->verifiers = worker_pool_create("verify", VERIFIER_THREADS, (size_t)http->worker_queue);
+    kernel->verifiers =
+        worker_pool_create("verify", (unsigned)turns_places(VERIFIER_THREADS), (size_t)http->worker_queue);
     kernel_rates_set(kernel, kernel->config);
     enum status status = auth_create(&auth, kernel->loops, kernel->verifiers, &kernel->auth, error);
     if (status == STATUS_OK)

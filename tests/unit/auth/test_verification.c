@@ -72,7 +72,17 @@ static void a_full_queue_refuses_and_calls_only_what_it_took(void **state)
     sem_destroy(&gate);
 }
 
-/* C5: new tokens from one address, however many, leave places to those from another. */
+struct order {
+    unsigned *calls, before;
+};
+
+static void note_calls_before(void *context)
+{
+    struct order *order = context;
+    order->before = (*order->calls)++;
+}
+
+/* C5: new tokens from one address, however many, leave places to those from another, which are checked in turn. */
 static void a_flood_from_one_address_is_refused_and_others_are_not(void **state)
 {
     (void)state;
@@ -80,6 +90,7 @@ static void a_flood_from_one_address_is_refused_and_others_are_not(void **state)
     struct blocker blockers[2];
     struct rig rig;
     sem_t gate;
+    struct order orders[16];
     unsigned calls = 0, taken = 0, others_taken = 0;
     char header[64];
 
@@ -99,8 +110,10 @@ static void a_flood_from_one_address_is_refused_and_others_are_not(void **state)
     }
     assert_int_equal(taken, 1024);
     for (unsigned i = 0; i < 16; i++) {
+        orders[i] = (struct order){.calls = &calls};
         snprintf(header, sizeof(header), "Bearer a.c.%u", i);
-        others_taken += auth_verify(rig.auth, rig.loop, 2 + i, str_from(header), count_calls, &calls);
+        others_taken +=
+            auth_verify(rig.auth, rig.loop, 2 + i, str_from(header), note_calls_before, &orders[i]);
     }
     assert_int_equal(others_taken, 16);
     sem_post(&gate);
@@ -108,6 +121,8 @@ static void a_flood_from_one_address_is_refused_and_others_are_not(void **state)
     for (int i = 0; i < 1000 && calls < taken + others_taken; i++)
         rig_turn(&rig);
     assert_int_equal(calls, taken + others_taken);
+    for (int i = 0; i < 16; i++)
+        assert_in_range(orders[i].before, 0, 200);
     /* and the places are free again */
     assert_true(auth_verify(rig.auth, rig.loop, 1, STR("Bearer a.d.0"), count_calls, &calls));
     while (calls < taken + others_taken + 1)
