@@ -116,7 +116,7 @@ int main(void)
                                                         {"reserve", 4, reserve},
                                                         {"empty", 1, empty}};
     return model_main(&(struct model){.name = "map",
-                                      .seeds = 1000,
+                                      .seeds = 500,
                                       .steps = 120,
                                       .begin = begin,
                                       .check = check,

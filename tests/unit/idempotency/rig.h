@@ -50,5 +50,6 @@ struct call rig_again(const struct call *call); /* the same once more, run */
 unsigned rig_counted(struct metric_family *family, const char *route);
 
 int run_duplicates_tests(void);
+int run_model_tests(void);
 
 #endif

@@ -267,7 +267,7 @@ int main(void)
         {"finish", 20, finish},      {"disconnect", 12, disconnect},
         {"pass time", 6, pass_time}, {"settle", 4, settle}};
     return model_main(&(struct model){.name = "idempotency step",
-                                      .seeds = 300,
+                                      .seeds = 200,
                                       .steps = 100,
                                       .begin = begin,
                                       .check = check,

@@ -390,10 +390,13 @@ static int run_answers_tests(void)
     return cmocka_run_group_tests_name("run", tests, NULL, NULL);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    (void)argv;
     rig_start();
-    int failed = run_answers_tests() + run_duplicates_tests();
+    int failed = run_model_tests();
+    if (argc == 1) /* else that alone, to repeat a run */
+        failed += run_answers_tests() + run_duplicates_tests();
     rig_stop();
     return failed ? 1 : 0;
 }

@@ -490,7 +490,7 @@ int main(void)
                                                         {"close topic", 1, close_sometimes},
                                                         {"open topic", 4, open_topic}};
     return model_main(&(struct model){.name = "streams",
-                                      .seeds = 250,
+                                      .seeds = 150,
                                       .steps = 200,
                                       .open = be_silent,
                                       .begin = begin,
