@@ -90,10 +90,10 @@ class Keys:
         with open(self.file, "w", encoding="ascii") as out:
             json.dump({"keys": [key]}, out)
 
-    def token(self, scope="openid profile email"):
+    def token(self, scope="openid profile email", tenant=TENANT):
         now = int(time.time())
         claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "3f0c2a52-6f0e-4d5e-9d0c-1f4f6f1f7a10", "iat": now,
-                  "nbf": now - 60, "exp": now + 86400, "tenant_id": TENANT, "name": "Bench Reader",
+                  "nbf": now - 60, "exp": now + 86400, "tenant_id": tenant, "name": "Bench Reader",
                   "email": "reader@bench.example", "scope": scope, "sid": ""}
         missing = TOKEN_BYTES - len(self._sign(claims))
         claims["sid"] = "s" * max(0, missing * 3 // 4)

@@ -1,0 +1,175 @@
+"""`greedy`: what one tenant's blocked or flooding requests cost another tenant, for each resource that they share.
+
+The p99 of the modest tenant's requests, without the greedy one and beside it, in the same rounds. A blocked request waits for an
+advisory lock that the bench holds; a flood is 64 clients that send as fast as they are answered.
+"""
+import contextlib
+import itertools
+import os
+import socket
+import statistics
+import subprocess
+import time
+
+from .freshet import Builtin, post, request
+from .generator import generate, write_requests
+from .report import table
+from .write import CLIENTS, in_turn
+
+GREEDY, MODEST = "greedy", "modest"
+MODEST_CLIENTS, BLOCKED, LOADS, REQUESTS = 4, 200, 100, 20_000
+LOCK = 4711
+PLAIN = Builtin("PLAIN", 0)
+
+
+class Slow:
+    """A dictionary whose loads and updates wait for the lock, for the greedy tenant."""
+
+    def __init__(self, code):
+        self.code, self.rows = code, 0
+
+    def definition(self):
+        waits = (f"with waited as materialized (select case when :tenantId = '{GREEDY}'"
+                 f" then pg_advisory_xact_lock({LOCK})::text else '' end)")
+        return {"code": self.code, "loadSql": f"{waits} select k, v from public.slow, waited where tenant_id = :tenantId",
+                "apply": {"upsertSql": f"{waits} insert into public.slow select :tenantId, :key, :payload from waited"
+                                       " on conflict (tenant_id, k) do update set v = excluded.v"}}
+
+
+SCHEMA = f"""
+create table public.slow (tenant_id text, k text, v jsonb, primary key (tenant_id, k));
+create function public.wait_greedy() returns trigger language plpgsql as
+    $$ begin perform pg_advisory_xact_lock({LOCK}); return new; end $$;
+create trigger wait_greedy before insert on entitlement.entitlements for each row
+    when (new.tenant_id = '{GREEDY}' and new.stock_keeping_unit = 'slow') execute function public.wait_greedy();
+"""
+
+
+@contextlib.contextmanager
+def locked(database):
+    """Holds the lock in a session of its own."""
+    with subprocess.Popen(["psql", "-X", "-q", "-A", "-t", "-d", database.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as session:
+        session.stdin.write(f"select pg_advisory_lock({LOCK});\n\\echo held\n")
+        session.stdin.flush()
+        while session.stdout.readline().strip() != "held":
+            pass
+        yield
+        session.stdin.close()
+
+
+@contextlib.contextmanager
+def unread(port, requests):
+    """Requests on connections of their own, whose answers are not read."""
+    with contextlib.ExitStack() as stack:
+        for each in requests:
+            stack.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(each)
+        time.sleep(0.5)  # they have arrived, and those that can block are blocked
+        yield
+
+
+class Side:
+    def __init__(self, bench, database):
+        self.bench, self.database, self.numbers = bench, database, itertools.count()
+        self.loads = [Slow(f"LOAD{number}") for number in range(2 * bench.rounds.rounds * LOADS)]
+        settings = {"http": {"limits": {"requestTimeout": "1h"}}, "refdata": {"postgres": {"statementTimeout": "1h"}}}
+        freshet = bench.freshet(database, [PLAIN, Slow("SLOW"), *self.loads], settings)
+        freshet.prepare()
+        database.run(SCHEMA)
+        self.running = freshet.start("freshet-greedy", 1)
+        self.tokens = {tenant: freshet.keys.token("entitlement:write", tenant) for tenant in (GREEDY, MODEST)}
+
+    # ---- requests ----
+
+    def grants(self, tenant, count, sku="item1"):
+        for _ in range(count):
+            name = f"{tenant}_{next(self.numbers)}"
+            yield post("/v1/entitlements/grants", self.tokens[tenant], {
+                "user_id": name, "stock_keeping_unit": sku, "reason": "purchase", "purchase_id": name}, name)
+
+    def updates(self, tenant, count, code="PLAIN"):
+        for number in range(count):
+            yield post(f"/v1/tenants/{tenant}/updates", self.tokens[tenant], {
+                "dictCode": code, "eventType": "DELTA", "items": [{"key": f"k{number % 1000}", "op": "UPSERT", "payload": number}]})
+
+    def reads(self, tenant, codes):
+        for code in codes:
+            yield request(f"/v1/tenants/{tenant}/dictionaries/{code}/items/a", self.tokens[tenant])
+
+    # ---- what the modest tenant measures ----
+
+    def _measure(self, requests, *options):
+        file = write_requests(os.path.join(self.bench.folder, "modest.requests"), requests)
+        figures = generate(self.bench.load_binary, self.running.port, file, "--accept", "200,202,404", *options)
+        os.unlink(file)
+        return figures["p99_us"]
+
+    def _steady(self, requests):
+        return self._measure(requests, "--connections", MODEST_CLIENTS, "--seconds", self.bench.rounds.seconds)
+
+    def grant(self):
+        return self._steady(self.grants(MODEST, REQUESTS))
+
+    def update(self):
+        return self._steady(self.updates(MODEST, REQUESTS))
+
+    def load(self):
+        """First reads: each loads a dictionary that nobody has read."""
+        codes = [self.loads.pop().code for _ in range(LOADS)]
+        return self._measure(self.reads(MODEST, codes), "--connections", 1, "--once")
+
+    # ---- what the greedy tenant does meanwhile ----
+
+    @contextlib.contextmanager
+    def flood(self, requests):
+        file = write_requests(os.path.join(self.bench.folder, "greedy.requests"), requests)
+        command = [self.bench.load_binary, "--connect", f"127.0.0.1:{self.running.port}", "--requests", file, "--connections",
+                   str(CLIENTS), "--accept", "200,202,503", "--seconds", "3600"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as greedy:
+            try:
+                time.sleep(0.5)
+                yield
+            finally:
+                greedy.kill()
+
+    @contextlib.contextmanager
+    def blocked(self, requests):
+        with locked(self.database), unread(self.running.port, requests):
+            yield
+
+
+def resources(side):
+    """By name: what the modest tenant does, and what the greedy one does meanwhile."""
+    return {
+        "threads and connections, blocked by slow SQL": (
+            side.grant, lambda: side.blocked(side.grants(GREEDY, BLOCKED, "slow"))),
+        "threads and connections, flooded": (side.grant, lambda: side.flood(side.grants(GREEDY, REQUESTS))),
+        "commits of updates, slowed down by a dictionary's SQL": (
+            side.update, lambda: side.blocked(side.updates(GREEDY, BLOCKED, "SLOW"))),
+        "commits of updates, flooded": (side.update, lambda: side.flood(side.updates(GREEDY, REQUESTS))),
+        "loads, blocked by slow SQL": (
+            side.load, lambda: side.blocked(side.reads(GREEDY, [load.code for load in side.loads[:BLOCKED]]))),
+    }
+
+
+def run(bench, report):
+    with bench.database() as database:
+        try:
+            _measure(bench, report, Side(bench, database))
+        finally:
+            bench.processes.close()
+
+
+def _measure(bench, report, side):
+    rows = []
+    for name, (modest, greedy) in resources(side).items():
+        def beside(modest=modest, greedy=greedy):
+            with greedy():
+                return modest()
+
+        rounds = in_turn(bench, name, {"alone": modest, "beside": beside})
+        report.add(name, rounds)
+        alone, both = (statistics.median(each[what] for each in rounds) for what in ("alone", "beside"))
+        rows.append([name, f"{alone:,.0f}", f"{both:,.0f}", f"{both / alone:.2f}"])
+        report.verdict(f"{name}: p99 beside a greedy tenant ÷ (2 × alone + 5 ms)", both / (2 * alone + 5000), 1)
+    table("p99 of the modest tenant, µs", ["", "alone", "beside the greedy one", "×"], rows)
