@@ -420,10 +420,11 @@ int rig_open(void **state)
     question = (struct rig_question){0};
     struct loop_group *loops = loop_group_create(1, 0);
     rig_loop = loop_group_loop(loops, 0);
-    rig = (struct hydration){.config = {.loops = loops,
-                                        .workers = worker_pool_create("test", (unsigned)turns_places(HYDRATION_JOBS_MAX), 64),
-                                        .settings = &settings},
-                             .shards = shards};
+    rig = (struct hydration){
+        .config = {.loops = loops,
+                   .workers = worker_pool_create("test", (unsigned)turns_places(HYDRATION_JOBS_MAX), 64),
+                   .settings = &settings},
+        .shards = shards};
     atomic_store(&rig.bus, (struct bus *)&rig); /* never looked into */
     shards[0] = rig_shard = hydration_shard_create(&rig, rig_loop);
     loop_run_once(rig_loop, 0);
