@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/random.h>
 
@@ -13,16 +14,19 @@
 #include "base/log.h"
 
 static uint64_t process_seed;
+static atomic_bool has_seed;
 static pthread_once_t seed_once = PTHREAD_ONCE_INIT;
 
 static void draw_seed(void)
 {
     process_seed = random_u64();
+    atomic_store_explicit(&has_seed, true, memory_order_release);
 }
 
 uint64_t hash_seeded(struct str s)
 {
-    pthread_once(&seed_once, draw_seed);
+    if (!atomic_load_explicit(&has_seed, memory_order_acquire))
+        pthread_once(&seed_once, draw_seed);
     return XXH3_64bits_withSeed(s.ptr, s.len, process_seed);
 }
 
@@ -73,13 +77,7 @@ void hash128_subtract(struct hash128 *sum, struct hash128 item)
 
 void hash128_hex(struct hash128 hash, char out[HASH128_HEX_BYTES])
 {
-    uint8_t bytes[16];
-
-    for (unsigned i = 0; i < 8; i++) {
-        bytes[i] = (uint8_t)(hash.high >> (56 - 8 * i));
-        bytes[8 + i] = (uint8_t)(hash.low >> (56 - 8 * i));
-    }
-    *hex_put(out, bytes, sizeof(bytes)) = '\0';
+    *hex_put_u64(hex_put_u64(out, hash.high), hash.low) = '\0';
 }
 
 uint64_t random_u64(void)

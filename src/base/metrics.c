@@ -229,9 +229,15 @@ void metric_change(struct metric_series *series, double by)
     cell_add_double_atomic(series->cells, by);
 }
 
-/* NaN has no bucket, and would make the sum NaN for ever. */
 void metric_observe(struct metric_series *series, double value)
 {
+    metric_observe_times(series, value, 1);
+}
+
+/* NaN has no bucket, and would make the sum NaN for ever. */
+void metric_observe_times(struct metric_series *series, double value, unsigned times)
+{
+    const double sum_of_all = value * times;
     const struct metric_family_state *state = series->family;
     metric_cell *cells = own_cells(series);
     unsigned bucket = 0;
@@ -240,14 +246,14 @@ void metric_observe(struct metric_series *series, double value)
         return;
     while (bucket < state->bound_count && value > state->bounds[bucket])
         bucket++;
-    cell_add(&cells[bucket], 1);
+    cell_add(&cells[bucket], times);
     metric_cell *sum = &cells[state->bound_count + 1];
     if (thread_shard == SHARD_SHARED)
-        cell_add_double_atomic(sum, value);
+        cell_add_double_atomic(sum, sum_of_all);
     else
-        atomic_store_explicit(sum,
-                              bits_of(double_of(atomic_load_explicit(sum, memory_order_relaxed)) + value),
-                              memory_order_relaxed);
+        atomic_store_explicit(
+            sum, bits_of(double_of(atomic_load_explicit(sum, memory_order_relaxed)) + sum_of_all),
+            memory_order_relaxed);
 }
 
 static uint64_t cell_of(const struct metric_series *series, unsigned shard, unsigned cell)

@@ -45,7 +45,8 @@ void metric_add(struct metric_series *series, uint64_t n);       /* counter */
 void metric_set(struct metric_series *series, double value);     /* gauge; any thread, last one wins */
 void metric_change(struct metric_series *series, double by);     /* gauge, up or down */
 void metric_observe(struct metric_series *series, double value); /* histogram */
-uint64_t metric_value(const struct metric_series *series);       /* counter's sum: for tests and health */
+void metric_observe_times(struct metric_series *series, double value, unsigned times); /* the same value */
+uint64_t metric_value(const struct metric_series *series); /* counter's sum: for tests and health */
 
 /* Gives the calling thread a shard of its own. Called by each loop at start; other threads share one. */
 void metrics_thread_claim_shard(void);

@@ -317,7 +317,7 @@ static void find_route(struct http_exchange *exchange)
     http_connection_move(exchange->connection, HTTP_STATE_BUSY);
     if (!exchange->head.is_server_wide)
         exchange->entry = http_router_find(exchange->home->server->config.router, request->method,
-                                           request->path, request->params, &allowed);
+                                           request->path, request->params, &exchange->way, &allowed);
     if (!exchange->entry) {
         answer_without_route(exchange, allowed);
         return;

@@ -161,7 +161,7 @@ void http_exchange_next(struct http_exchange *exchange)
         alloc_for_reading(exchange);
         http_budget_set_exchange(exchange, reading_bytes(exchange, HTTP_BLOCK_BYTES));
     }
-    http_parser_reset(&exchange->parser);
+    http_parser_next(&exchange->parser, exchange->block + exchange->head_end - exchange->parser.at);
     http_exchange_move(exchange, HTTP_READING);
     exchange->step = 0;
     exchange->entry = NULL;
@@ -172,6 +172,13 @@ void http_exchange_next(struct http_exchange *exchange)
     exchange->discarded = 0;
     exchange->body_since_ns = 0;
     exchange->park = (struct loop_park_ref){0};
+}
+
+/* Before bytes of the block are overwritten or moved. */
+static void forget_earlier(struct http_exchange *exchange)
+{
+    http_parser_forget(&exchange->parser);
+    exchange->way.entry = NULL;
 }
 
 static void move_to_front(struct http_exchange *exchange)
@@ -185,6 +192,7 @@ static void move_to_front(struct http_exchange *exchange)
  * request they may not: each piece of the body is read to where the head ended. */
 size_t http_exchange_make_room(struct http_exchange *exchange, bool head_is_fixed)
 {
+    forget_earlier(exchange);
     if (exchange->start == exchange->end)
         exchange->start = exchange->end = head_is_fixed ? exchange->head_end : 0;
     if (!head_is_fixed && exchange->end == exchange->block_bytes) {
@@ -207,6 +215,7 @@ void http_exchange_make_body_room(struct http_exchange *exchange)
 
     if (exchange->block_bytes - head_end >= HTTP_BODY_ROOM_MIN)
         return;
+    forget_earlier(exchange);
     if (exchange->start >= HTTP_BODY_ROOM_MIN) {
         move_to_front(exchange);
         return;
@@ -237,7 +246,7 @@ void http_exchange_fill_request(struct http_exchange *exchange)
 
     http_exchange_move(exchange, HTTP_RUNNING);
     http_body_init(&exchange->body, exchange->head.body_kind, exchange->head.content_length);
-    for (unsigned i = 0; i < parser->span_count; i++) {
+    for (unsigned i = 0; i < parser->span_count && !parser->is_known; i++) {
         const struct http_span *span = &parser->spans[i];
         exchange->headers[i].name = str_of(data + span->name_at, span->name_len);
         exchange->headers[i].value = str_of(data + span->value_at, span->value_len);

@@ -46,6 +46,7 @@ static void split_target(struct http_head *head, struct str origin_form)
         head->path.len = (size_t)(question - origin_form.ptr);
         head->query = str_of(question + 1, origin_form.len - head->path.len - 1);
     }
+    head->has_escapes = head->path.len > 0 && memchr(head->path.ptr, '%', head->path.len) != NULL;
 }
 
 /* host [":" port], where a port is up to five digits and an IPv6 address stands in brackets. */
@@ -174,7 +175,8 @@ enum status http_head_read(const struct http_parser *parser, const char *data, s
 {
     struct str method = str_of(data + parser->method_at, parser->method_len);
 
-    *head = (struct http_head){0};
+    /* Of fields that were read before, only this is left: they announce no body. */
+    *head = (struct http_head){.keep_alive = parser->is_known && head->keep_alive};
     while (head->method < HTTP_METHODS && (method.ptr[0] != method_names[head->method][0] ||
                                            !str_eq(method, str_from(method_names[head->method]))))
         head->method++;
@@ -182,7 +184,7 @@ enum status http_head_read(const struct http_parser *parser, const char *data, s
     if (head->method == HTTP_METHOD_OTHER && str_eq(method, STR("CONNECT")))
         return error_set(error, STATUS_NOT_IMPLEMENTED, "this method is not supported");
     enum status status = read_target(str_of(data + parser->target_at, parser->target_len), head, error);
-    if (status != STATUS_OK)
+    if (status != STATUS_OK || parser->is_known)
         return status;
     if (is_repeated(parser, HTTP_FIELD_HOST))
         return refuse_field(error, "Host", "there is more than one Host");

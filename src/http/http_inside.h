@@ -46,11 +46,21 @@ enum {
 struct http_head {
     enum http_method method;
     struct str path, query; /* slices of the head's bytes */
+    bool has_escapes;       /* the path has a '%' */
     enum http_body_kind body_kind;
     uint64_t content_length; /* of a sized body */
     bool keep_alive;
     bool expects_continue; /* waits for 100 before it sends the body */
     bool is_server_wide;   /* OPTIONS * */
+};
+
+/* The row that any path takes which begins like this and has one more segment, so that a client which reads one item after the
+ * other need not be led there each time. */
+struct http_way {
+    struct http_entry *entry; /* NULL = none is known */
+    enum http_method method;
+    struct str prefix; /* up to its last slash; slices of the request's bytes, as are its parameters */
+    unsigned param_count;
 };
 
 #define HTTP_STATUS_SLOTS 32
@@ -116,8 +126,9 @@ struct http_exchange {
     size_t block_bytes, start, end, head_end;
     struct http_parser parser;
     struct http_span *spans;
-    struct http_header *headers;
+    struct http_header *headers; /* slices of this head, or of an earlier one with the same fields */
     struct http_head head;
+    struct http_way way; /* of the request before */
     struct http_body body;
     struct buf body_bytes; /* a body that did not come whole with its head; budget.c frees it */
     size_t body_charged;
@@ -235,15 +246,18 @@ static inline struct http_exchange *http_exchange_of(struct http_request *reques
 }
 
 /* head.c. Pure. Whatever would let two readers see two different requests is refused here (C6): a length beside a coding, two
- * lengths, a coding that is not exactly "chunked", no or two hosts. Any failure leaves the framing in doubt: answer it and close. */
+ * lengths, a coding that is not exactly "chunked", no or two hosts. Any failure leaves the framing in doubt: answer it and close.
+ * Where the parser knew the fields, *head is that of the request before. */
 enum status http_head_read(const struct http_parser *parser, const char *data, struct http_head *head,
                            struct error *error) MUST_CHECK;
 
 /* router.c */
 /* The entry that takes this request, its raw parameters in `params`; NULL when there is none, with the bits
- * (1 << method) of what the path does take in *allowed, 0 for an unknown path. */
+ * (1 << method) of what the path does take in *allowed, 0 for an unknown path. *way is that of the request before, whose
+ * parameters are still in `params`, and becomes this one's. */
 struct http_entry *http_router_find(const struct http_router *router, enum http_method method,
-                                    struct str path, struct str params[HTTP_PARAMS_MAX], unsigned *allowed);
+                                    struct str path, struct str params[HTTP_PARAMS_MAX], struct http_way *way,
+                                    unsigned *allowed);
 /* For a path without a row that takes it: a row of the path, or of the longest part of it that has one, whose error style
  * applies (C4). NULL: there is none. */
 const struct http_route *http_router_nearest(const struct http_router *router, struct str path);
@@ -263,7 +277,8 @@ void http_exchange_destroy(struct http_exchange *exchange);
 void http_exchange_next(struct http_exchange *exchange); /* forgets the request, keeps the unparsed bytes */
 /* Frees what only its request needed, while a stream without end waits. */
 void http_exchange_slim(struct http_exchange *exchange);
-/* Makes room to read into: moves or grows what may still move. Returns how much there is; 0 = there is no memory for it. */
+/* Makes room to read into, before every read: moves or grows what may still move. Returns how much there is; 0 = there is no
+ * memory for it. What is known of earlier requests is forgotten, since their bytes may go. */
 size_t http_exchange_make_room(struct http_exchange *exchange, bool head_is_fixed);
 void http_exchange_make_body_room(struct http_exchange *exchange); /* after a head that is complete */
 void http_exchange_fill_request(struct http_exchange *exchange);   /* out of its head */

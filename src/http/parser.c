@@ -67,14 +67,43 @@ void http_parser_init(struct http_parser *parser, const struct http_limits *limi
     http_parser_reset(parser);
 }
 
-void http_parser_reset(struct http_parser *parser)
+static void begin_head(struct http_parser *parser)
 {
-    parser->span_count = 0;
     parser->phase = PHASE_BLANK;
     parser->blank_lines = 0;
     parser->at = parser->scanned = 0;
+}
+
+static void clear_fields(struct http_parser *parser)
+{
+    parser->span_count = 0;
     parser->repeated = 0;
     memset(parser->first, 0, sizeof parser->first);
+    parser->known = STR_NONE;
+    parser->is_known = false;
+}
+
+void http_parser_reset(struct http_parser *parser)
+{
+    begin_head(parser);
+    clear_fields(parser);
+}
+
+/* Not with a body: then the bytes after the head may move. Nor with HTTP/1.0, where the same fields mean something else. */
+void http_parser_next(struct http_parser *parser, const char *data)
+{
+    if (!parser->is_known && parser->phase == PHASE_DONE && parser->minor_version == 1 &&
+        parser->first[HTTP_FIELD_CONTENT_LENGTH] == 0 && parser->first[HTTP_FIELD_TRANSFER_ENCODING] == 0)
+        parser->known = str_of(data + parser->fields_at, parser->at - parser->fields_at);
+    begin_head(parser);
+    if (parser->known.len == 0)
+        clear_fields(parser);
+}
+
+void http_parser_forget(struct http_parser *parser)
+{
+    if (parser->known.len > 0)
+        clear_fields(parser);
 }
 
 bool http_parser_has_begun(const struct http_parser *parser)
@@ -249,6 +278,21 @@ static enum http_parse read_field(struct http_parser *parser, const char *data, 
     return HTTP_PARSE_DONE;
 }
 
+/* After the request line: all field lines at once, where they are those of the head before. */
+static void match_known(struct http_parser *parser, const char *data, size_t len)
+{
+    struct str known = parser->known;
+
+    parser->is_known = known.len > 0 && known.len <= len - parser->at && parser->minor_version == 1 &&
+                       memcmp(data + parser->at, known.ptr, known.len) == 0;
+    if (parser->is_known) {
+        parser->at += (uint32_t)known.len;
+        parser->phase = PHASE_DONE;
+    } else if (known.len > 0) {
+        clear_fields(parser);
+    }
+}
+
 enum http_parse http_parser_run(struct http_parser *parser, const char *data, size_t len)
 {
     enum http_parse result = HTTP_PARSE_DONE;
@@ -266,8 +310,11 @@ enum http_parse http_parser_run(struct http_parser *parser, const char *data, si
         else
             parser->at += 2;
     }
-    if (parser->phase == PHASE_REQUEST_LINE)
+    if (parser->phase == PHASE_REQUEST_LINE) {
         result = read_request_line(parser, data, len);
+        if (result == HTTP_PARSE_DONE)
+            match_known(parser, data, len);
+    }
     while (parser->phase == PHASE_FIELDS && result == HTTP_PARSE_DONE)
         result = read_field(parser, data, len);
     return parser->phase == PHASE_FAILED ? HTTP_PARSE_FAILED : result;

@@ -2,7 +2,10 @@
  *
  * Pure: no socket, no memory of its own, no meaning of fields. It is fed the head from its first byte each
  * time (with more bytes at the end) and goes on at the line where it stopped. What it finds it keeps as offsets, since the
- * bytes may be moved between two calls. */
+ * bytes may be moved between two calls.
+ *
+ * A client that sends many requests at once mostly repeats the fields. While the bytes of the head before are still there,
+ * http_parser_next() lets the parser compare them with those of the next head: equal bytes are not parsed again. */
 #ifndef FRESHET_HTTP_PARSER_H
 #define FRESHET_HTTP_PARSER_H
 
@@ -49,12 +52,18 @@ struct http_parser {
     unsigned minor_version;      /* of HTTP/1.x: 0 or 1 */
     uint16_t first[HTTP_FIELDS]; /* 1 + index of the first field line of that name, 0 = none */
     uint32_t repeated;           /* bit per enum http_field that came more than once */
-    enum status status;          /* after FAILED, with the reason */
+    struct str known; /* the field lines that all of this was found in, for the next head; or STR_NONE */
+    bool
+        is_known; /* after DONE: the same as those of an earlier head, and the spans' offsets are of that one */
+    enum status status; /* after FAILED, with the reason */
     const char *message;
 };
 
 void http_parser_init(struct http_parser *parser, const struct http_limits *limits, struct http_span *spans);
 void http_parser_reset(struct http_parser *parser); /* for the next head */
+/* The same after the head at `data` was read, whose bytes stay there unchanged until http_parser_forget(). */
+void http_parser_next(struct http_parser *parser, const char *data);
+void http_parser_forget(struct http_parser *parser);
 /* `data` is the head from its first byte. Call again with more while it answers MORE. */
 enum http_parse http_parser_run(struct http_parser *parser, const char *data, size_t len);
 /* Has a request begun? A blank line or two before it are not the beginning. */

@@ -25,12 +25,18 @@ size_t http_request_header_count(const struct http_request *request, struct str 
 enum status http_request_param(const struct http_request *request, const char *name, struct str *value,
                                struct error *error)
 {
-    const struct http_entry *entry = ((const struct http_exchange *)request)->entry;
-    struct str wanted = str_from(name);
+    const struct http_exchange *exchange = (const struct http_exchange *)request;
+    const struct http_entry *entry = exchange->entry;
 
-    for (unsigned i = 0; i < entry->param_count; i++)
-        if (str_eq(entry->param_names[i], wanted))
-            return http_percent_decode(request->params[i], false, request->arena, name, value, error);
+    for (unsigned i = 0; i < entry->param_count; i++) {
+        struct str known = entry->param_names[i];
+        if (known.ptr[0] != name[0] || strncmp(known.ptr, name, known.len) != 0 || name[known.len] != '\0')
+            continue;
+        *value = request->params[i];
+        return exchange->head.has_escapes
+                   ? http_percent_decode(*value, false, request->arena, name, value, error)
+                   : STATUS_OK;
+    }
     return error_set_field(error, STATUS_INTERNAL, name, "the route has no such parameter");
 }
 

@@ -144,7 +144,9 @@ enum status http_router_add(struct http_router *router, const struct http_route 
 struct search {
     enum http_method method;
     struct str *params;
-    unsigned allowed;
+    unsigned allowed, param_count;
+    bool has_choice;    /* a literal led nowhere, and then the parameter beside it was taken */
+    bool ends_in_param; /* the last segment is a parameter without literals beside it */
 };
 
 /* `at` is after a segment: at its slash or at the end. */
@@ -153,27 +155,54 @@ static struct http_entry *find_below(struct search *search, const struct node *n
 {
     if (at == end) {
         search->allowed |= node->allowed;
+        search->param_count = param_count;
         return node->entries[search->method];
     }
     at++;
     const char *slash = memchr(at, '/', (size_t)(end - at));
     struct str segment = str_of(at, (size_t)((slash ? slash : end) - at));
     const struct node *literal = literal_of(node, segment);
+    search->ends_in_param = false;
     struct http_entry *entry =
         literal ? find_below(search, literal, at + segment.len, end, param_count) : NULL;
     if (entry || !node->param || segment.len == 0)
         return entry;
     search->params[param_count] = segment;
+    search->has_choice |= literal != NULL;
+    search->ends_in_param = node->literal_count == 0;
     return find_below(search, node->param, at + segment.len, end, param_count + 1);
 }
 
+/* The prefix alone decided on the way to the last node, and every segment that is not empty leads from there to the same row. */
+static bool is_on_way(const struct http_way *way, enum http_method method, struct str path)
+{
+    size_t last_at = way->prefix.len;
+
+    return way->entry && way->method == method && path.len > last_at &&
+           memcmp(path.ptr, way->prefix.ptr, last_at) == 0 &&
+           !memchr(path.ptr + last_at, '/', path.len - last_at);
+}
+
 struct http_entry *http_router_find(const struct http_router *router, enum http_method method,
-                                    struct str path, struct str params[HTTP_PARAMS_MAX], unsigned *allowed)
+                                    struct str path, struct str params[HTTP_PARAMS_MAX], struct http_way *way,
+                                    unsigned *allowed)
 {
     struct search search = {.method = method, .params = params};
     const char *end = path.ptr + path.len;
-    struct http_entry *entry = find_below(&search, &router->root, path.len == 1 ? end : path.ptr, end, 0);
 
+    if (is_on_way(way, method, path)) {
+        params[way->param_count - 1] = str_skip(path, way->prefix.len);
+        return way->entry;
+    }
+    way->entry = NULL;
+    struct http_entry *entry = find_below(&search, &router->root, path.len == 1 ? end : path.ptr, end, 0);
+    if (entry && search.ends_in_param && !search.has_choice)
+        *way = (struct http_way){
+            .entry = entry,
+            .method = method,
+            .prefix = str_of(path.ptr, path.len - params[search.param_count - 1].len),
+            .param_count = search.param_count,
+        };
     *allowed = search.allowed;
     return entry;
 }

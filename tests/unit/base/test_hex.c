@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <cmocka.h>
 
@@ -35,11 +36,25 @@ static void there_and_back(void **state)
     assert_false(hex_get("000ff0ag", back, 4));
 }
 
+static void a_number_is_sixteen_digits(void **state)
+{
+    (void)state;
+    char text[17] = "", other[17] = "";
+    uint64_t number = 0;
+
+    for (int i = 0; i < 1000; i++, number = number * UINT64_C(6364136223846793005) + 1442695040888963407u) {
+        assert_ptr_equal(hex_put_u64(text, number), text + 16);
+        snprintf(other, sizeof other, "%016llx", (unsigned long long)number);
+        assert_string_equal(text, other);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(digits_of_either_case),
         cmocka_unit_test(there_and_back),
+        cmocka_unit_test(a_number_is_sixteen_digits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -28,6 +28,10 @@ static const struct http_route table[] = {
     ROW(GET, "/a/b/d"),
     ROW(POST, "/i/search"),
     ROW(GET, "/i/{id}"),
+    ROW(GET, "/j/first"),
+    ROW(GET, "/j/{id}"),
+    ROW(GET, "/q/b/x"),
+    ROW(GET, "/q/{p}/{y}"),
     {0},
 };
 
@@ -44,7 +48,8 @@ static void expect(const struct http_router *router, enum http_method method, co
 {
     struct str params[HTTP_PARAMS_MAX];
     unsigned found_allowed;
-    struct http_entry *entry = http_router_find(router, method, str_from(path), params, &found_allowed);
+    struct http_way way = {0};
+    struct http_entry *entry = http_router_find(router, method, str_from(path), params, &way, &found_allowed);
 
     if (!row) {
         assert_null(entry);
@@ -100,14 +105,68 @@ static void test_parameters_are_raw_segments_in_order(void **state)
     struct http_router *router = build(table);
     struct str params[HTTP_PARAMS_MAX];
     unsigned allowed;
-    struct http_entry *entry =
-        http_router_find(router, HTTP_GET, STR("/v1/tenants/t/dictionaries/d/items/a%2Fb"), params, &allowed);
+    struct http_way way = {0};
+    struct http_entry *entry = http_router_find(
+        router, HTTP_GET, STR("/v1/tenants/t/dictionaries/d/items/a%2Fb"), params, &way, &allowed);
     assert_non_null(entry);
     assert_int_equal(entry->param_count, 3);
     assert_true(str_eq(entry->param_names[2], STR("key")));
     assert_true(str_eq(params[0], STR("t")));
     assert_true(str_eq(params[1], STR("d")));
     assert_true(str_eq(params[2], STR("a%2Fb")));
+    http_router_destroy(router);
+}
+
+/* A row that the request before has led to must be the one that the table says, and so must its parameters. */
+static void test_the_way_of_an_earlier_request_changes_nothing(void **state)
+{
+    (void)state;
+    static const char *const paths[] = {
+        "/",
+        "/a/b/c",
+        "/a/b/d",
+        "/a/x/c",
+        "/a/x/d",
+        "/a/",
+        "/i/1",
+        "/i/22",
+        "/i/",
+        "/i/search",
+        "/i/1/2",
+        "/v1/tenants/t/dictionaries/d/items/k1",
+        "/v1/tenants/t/dictionaries/d/items/another",
+        "/v1/tenants/t/dictionaries/d/items/",
+        "/v1/tenants/t/dictionaries/d/items/k/1",
+        "/v1/tenants/t/dictionaries/e/items/k1",
+        "/v1/tenants/u/dictionaries/d/items/k1",
+        "/v1/tenants/t/dictionaries/d/items",
+        "/v1/tenants/t/updates/e",
+        "/v1/tenants/t/updates",
+        "/j/1",
+        "/j/first",
+        "/q/b/1",
+        "/q/b/x",
+        "/q/c/x",
+    };
+    static const enum http_method methods[] = {HTTP_GET, HTTP_HEAD, HTTP_POST, HTTP_PUT};
+    const size_t count = sizeof paths / sizeof *paths, all = 4 * count;
+    struct http_router *router = build(table);
+    for (size_t pair = 0; pair < all * all; pair++) {
+        size_t first = pair % all, second = pair / all;
+        struct str params[HTTP_PARAMS_MAX] = {0}, fresh_params[HTTP_PARAMS_MAX] = {0};
+        struct http_way way = {0}, none = {0};
+        unsigned allowed = 0, fresh_allowed = 0;
+        (void)http_router_find(router, methods[first / count], str_from(paths[first % count]), params, &way,
+                               &allowed);
+        struct str path = str_from(paths[second % count]);
+        enum http_method method = methods[second / count];
+        struct http_entry *entry = http_router_find(router, method, path, params, &way, &allowed);
+        assert_ptr_equal(entry, http_router_find(router, method, path, fresh_params, &none, &fresh_allowed));
+        for (unsigned i = 0; entry && i < entry->param_count; i++)
+            assert_true(str_eq(params[i], fresh_params[i]));
+        if (!entry)
+            assert_int_equal(allowed, fresh_allowed);
+    }
     http_router_destroy(router);
 }
 
@@ -172,6 +231,7 @@ int main(void)
         cmocka_unit_test(test_a_literal_goes_first_and_gives_way),
         cmocka_unit_test(test_c6_tells_what_a_path_takes),
         cmocka_unit_test(test_parameters_are_raw_segments_in_order),
+        cmocka_unit_test(test_the_way_of_an_earlier_request_changes_nothing),
         cmocka_unit_test(test_bad_tables_are_refused),
         cmocka_unit_test(test_finds_the_row_nearest_to_a_path),
     };

@@ -4,14 +4,13 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/hex.h"
 #include "base/memory.h"
 
 void refdata_reading_tag(struct refdata_reading *reading, uint64_t tag, struct str *etag)
 {
-    static const char hex[] = "0123456789abcdef";
     char *at = str_put(reading->headers + reading->headers_len, STR("ETag: \""));
-    for (int shift = 60; shift >= 0; shift -= 4)
-        *at++ = hex[tag >> shift & 15];
+    at = hex_put_u64(at, tag);
     *at++ = '"';
     *etag = str_of(at - 18, 18);
     at = str_put(at, STR("\r\n"));
