@@ -251,27 +251,24 @@ const struct cache_record *cache_hash_find(const struct hash_index *index, uint6
 static void find_batch(const struct hash_index *index, const struct str *keys, size_t count,
                        const struct cache_record **out)
 {
+    _Alignas(HASH_LINE_BYTES) static const uint64_t none[HASH_BUCKET_SLOTS];
     uint64_t hashes[FIND_BATCH], entries[FIND_BATCH];
+    const uint64_t *buckets[FIND_BATCH];
 
     for (size_t i = 0; i < count; i++) {
         hashes[i] = hash_seeded(keys[i]);
         __builtin_prefetch(entry_of(index, entry_at(index, hashes[i])));
     }
     for (size_t i = 0; i < count; i++) {
-        entries[i] = *entry_of(index, entry_at(index, hashes[i]));
-        if (entries[i])
-            __builtin_prefetch(page_bucket(
-                entry_slots(entries[i]), bucket_of(hash_fingerprint(hashes[i]), entry_buckets(entries[i]))));
+        uint64_t entry = entries[i] = *entry_of(index, entry_at(index, hashes[i]));
+        buckets[i] = entry ? page_bucket(entry_slots(entry),
+                                         bucket_of(hash_fingerprint(hashes[i]), entry_buckets(entry)))
+                           : none;
+        __builtin_prefetch(buckets[i]);
     }
     for (size_t i = 0; i < count; i++) {
-        const uint64_t fingerprint = hash_fingerprint(hashes[i]);
-        const uint64_t *slots;
-        unsigned matches = 0;
-        if (entries[i]) {
-            slots = page_bucket(entry_slots(entries[i]), bucket_of(fingerprint, entry_buckets(entries[i])));
-            matches = bucket_matches(slots, fingerprint);
-        }
-        out[i] = matches ? slot_record(slots[__builtin_ctz(matches)]) : NULL;
+        unsigned matches = bucket_matches(buckets[i], hash_fingerprint(hashes[i]));
+        out[i] = matches ? slot_record(buckets[i][__builtin_ctz(matches)]) : NULL;
         __builtin_prefetch(out[i]);
         __builtin_prefetch((const char *)out[i] + HASH_LINE_BYTES); /* the answer is copied from here next */
     }

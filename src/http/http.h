@@ -158,6 +158,10 @@ struct http_response {
 };
 /* Copies everything; the caller's memory is free again on return. */
 void http_send(struct http_request *request, const struct http_response *response);
+/* The same for a body of exactly so many bytes, which the caller writes to where this returns, before it returns to the loop.
+ * NULL: a body is not wanted (HEAD). Not on a worker. */
+char *http_send_room(struct http_request *request, const struct http_response *response,
+                     size_t bytes) MUST_CHECK;
 /* The same for a body that stands in several pieces, copied once, straight into the socket's buffer. */
 void http_send_parts(struct http_request *request, const struct http_response *response,
                      const struct str *parts, size_t part_count);

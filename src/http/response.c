@@ -212,9 +212,7 @@ void http_answer_finish(struct http_exchange *exchange, int status, enum http_pr
 static void put_parts(char *at, const struct str *parts, size_t part_count)
 {
     for (size_t i = 0; i < part_count; i++) {
-        if (parts[i].len == 1) /* the commas of a list: every other part */
-            *at = *parts[i].ptr;
-        else if (parts[i].len > 0)
+        if (parts[i].len > 0)
             memcpy(at, parts[i].ptr, parts[i].len);
         at += parts[i].len;
     }
@@ -228,6 +226,21 @@ void http_answer_record(struct http_exchange *exchange, const struct http_respon
     exchange->recorded.content_type = arena_str(&exchange->arena, response->content_type);
     exchange->recorded.headers = arena_str(&exchange->arena, response->headers);
     exchange->recorded.body = body;
+}
+
+char *http_send_room(struct http_request *request, const struct http_response *response, size_t bytes)
+{
+    struct http_exchange *exchange = http_exchange_of(request);
+    char *room = NULL;
+
+    assert(exchange->progress != HTTP_ON_WORKER);
+    http_answer_put_head(exchange, response, (int64_t)bytes);
+    if (http_answer_has_body(exchange, response->status)) {
+        room = buf_reserve(exchange->connection->out, bytes);
+        buf_commit(exchange->connection->out, bytes);
+    }
+    http_answer_finish(exchange, response->status, HTTP_ANSWERED);
+    return room;
 }
 
 void http_send_parts(struct http_request *request, const struct http_response *response,
@@ -244,12 +257,9 @@ void http_send_parts(struct http_request *request, const struct http_response *r
         http_answer_record(exchange, response, str_of(body, bytes));
         return;
     }
-    http_answer_put_head(exchange, response, (int64_t)bytes);
-    if (http_answer_has_body(exchange, response->status)) {
-        put_parts(buf_reserve(exchange->connection->out, bytes), parts, part_count);
-        buf_commit(exchange->connection->out, bytes);
-    }
-    http_answer_finish(exchange, response->status, HTTP_ANSWERED);
+    char *room = http_send_room(request, response, bytes);
+    if (room)
+        put_parts(room, parts, part_count);
 }
 
 void http_send(struct http_request *request, const struct http_response *response)

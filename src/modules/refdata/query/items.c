@@ -49,8 +49,9 @@ void refdata_get_item(struct http_request *request)
 /* ---- many keys ---- */
 
 struct asked {
-    struct str *keys;
     size_t count;
+    struct str keys[KEYS_MAX];
+    const struct cache_record *records[KEYS_MAX];
 };
 
 /* The list is split before it is decoded, so that a comma inside a key can be written %2C. */
@@ -65,8 +66,6 @@ static enum status read_keys(struct http_request *request, struct asked *asked, 
         return error_set_field(error, STATUS_BAD_REQUEST, "keys", "keys is missing: ?keys=k1,k2");
     bool encoded = memchr(raw.ptr, '%', raw.len) || memchr(raw.ptr, '+', raw.len);
     const char *comma = raw.ptr;
-    size_t most = raw.len / 2 + 1; /* a key has at least one byte, and a comma after it */
-    asked->keys = arena_alloc(request->arena, (most < KEYS_MAX ? most : KEYS_MAX) * sizeof *asked->keys);
     for (asked->count = 0; comma; asked->count++) {
         if (asked->count == KEYS_MAX)
             return error_set_field(error, STATUS_BAD_REQUEST, "keys", "at most %d keys at once", KEYS_MAX);
@@ -85,19 +84,48 @@ static enum status read_keys(struct http_request *request, struct asked *asked, 
     return STATUS_OK;
 }
 
-enum { SEND_WHOLE_MAX = 128 * 1024 };
-
-struct parts {
-    struct refdata_pieces pieces;
-    size_t count, bytes, at;
-    struct str list[];
+/* {"version":7,"items":[ … ],"missing":[ … ]}: bodies in the order asked, all of one version. `head` and `tail` are what stands
+ * before the first body and after the last. */
+struct items {
+    const struct asked *asked;
+    struct str head, tail;
+    size_t bytes;
 };
 
-static void put_part(struct parts *parts, struct str part)
+static void measure(struct items *items)
 {
-    parts->list[parts->count++] = part;
-    parts->bytes += part.len;
+    size_t bodies = 0;
+    items->bytes = items->head.len + items->tail.len;
+    for (size_t i = 0; i < items->asked->count; i++) {
+        const struct cache_record *record = items->asked->records[i];
+        items->bytes += record ? cache_record_body(record).len : 0;
+        bodies += record != NULL;
+    }
+    items->bytes += bodies > 0 ? bodies - 1 : 0; /* commas */
 }
+
+static void write_items(const struct items *items, char *at)
+{
+    const char *first = at = str_put(at, items->head);
+    for (size_t i = 0; i < items->asked->count; i++) {
+        const struct cache_record *record = items->asked->records[i];
+        if (!record)
+            continue;
+        if (at != first)
+            *at++ = ',';
+        at = str_put(at, cache_record_body(record));
+    }
+    str_put(at, items->tail);
+}
+
+enum { SEND_WHOLE_MAX = 128 * 1024 };
+
+/* A longer answer is streamed: slices of its snapshot, and copies of head and tail behind the list. */
+struct parts {
+    struct refdata_pieces pieces;
+    size_t count, at;
+    struct str list[];
+};
 
 static bool next_part(struct refdata_pieces *pieces)
 {
@@ -107,13 +135,46 @@ static bool next_part(struct refdata_pieces *pieces)
     return pieces->piece.len > 0;
 }
 
-/* {"version":7,"items":[ … ],"missing":[ … ]}: bodies in the order asked, all of one version. */
+static void stream_items(struct http_request *request, const struct http_response *response,
+                         const struct refdata_reading *reading, const struct items *items)
+{
+    size_t count = 2 * items->asked->count + 2;
+    struct parts *parts =
+        memory_alloc(sizeof *parts + count * sizeof *parts->list + items->head.len + items->tail.len + 2);
+    char *text = (char *)&parts->list[count];
+    *parts = (struct parts){.pieces = {.snapshot = refdata_reading_keep(reading), .next = next_part}};
+    parts->list[parts->count++] = str_pack(&text, items->head);
+    for (size_t i = 0; i < items->asked->count; i++) {
+        if (!items->asked->records[i])
+            continue;
+        if (parts->count > 1)
+            parts->list[parts->count++] = STR(",");
+        parts->list[parts->count++] = cache_record_body(items->asked->records[i]);
+    }
+    parts->list[parts->count++] = str_pack(&text, items->tail);
+    refdata_reading_stream(request, response, &parts->pieces, items->bytes);
+}
+
+static struct str tail_of(const struct asked *asked, struct buf *text)
+{
+    for (size_t i = 0; i < asked->count; i++) {
+        if (asked->records[i])
+            continue;
+        buf_put_str(text, buf_len(text) ? STR(",") : STR("],\"missing\":["));
+        json_put_string(text, asked->keys[i]);
+    }
+    if (buf_len(text) == 0)
+        return STR("],\"missing\":[]}");
+    buf_put_str(text, STR("]}"));
+    return buf_str(text);
+}
+
 void refdata_get_items(struct http_request *request)
 {
     static const char *const known[] = {"keys", NULL};
     struct refdata_reading reading;
     struct error error;
-    struct asked asked = {0};
+    struct asked asked;
     if (!refdata_reading_begin(request, known, &reading))
         return;
     if (read_keys(request, &asked, &error) != STATUS_OK) {
@@ -122,38 +183,21 @@ void refdata_get_items(struct http_request *request)
     }
     if (!refdata_barrier_pass(request, &reading, asked.keys, asked.count))
         return;
-    const struct cache_record **records = arena_alloc(request->arena, asked.count * sizeof *records);
-    cache_find_many(reading.snapshot, asked.keys, asked.count, records);
-    size_t parts_bytes = sizeof(struct parts) + (2 * asked.count + 4) * sizeof(struct str);
-    struct parts *parts = arena_alloc(request->arena, parts_bytes);
-    *parts = (struct parts){.pieces.next = next_part};
+    cache_find_many(reading.snapshot, asked.keys, asked.count, asked.records);
+    char head[64], *end = str_put_u64(str_put(head, STR("{\"version\":")), (uint64_t)reading.info->version);
     struct buf missing = {0};
-    bool first = true;
-    put_part(parts,
-             arena_printf(request->arena, "{\"version\":%lld,\"items\":[", (long long)reading.info->version));
-    for (size_t i = 0; i < asked.count; i++) {
-        if (records[i]) {
-            if (!first)
-                put_part(parts, STR(","));
-            put_part(parts, cache_record_body(records[i]));
-            first = false;
-        } else {
-            buf_put_str(&missing, buf_len(&missing) ? STR(",") : STR_NONE);
-            json_put_string(&missing, asked.keys[i]);
-        }
-    }
-    put_part(parts, STR("],\"missing\":["));
-    put_part(parts, arena_str(request->arena, buf_str(&missing)));
-    put_part(parts, STR("]}"));
-    buf_deinit(&missing);
+    struct items items = {.asked = &asked, .tail = tail_of(&asked, &missing)};
+    items.head = str_of(head, (size_t)(str_put(end, STR(",\"items\":[")) - head));
+    measure(&items);
     const struct http_response response = {.status = 200, .headers = refdata_reading_headers(&reading)};
-    if (parts->bytes <= SEND_WHOLE_MAX) {
-        http_send_parts(request, &response, parts->list, parts->count);
-        return;
+    if (items.bytes <= SEND_WHOLE_MAX) {
+        char *room = http_send_room(request, &response, items.bytes);
+        if (room)
+            write_items(&items, room);
+    } else {
+        stream_items(request, &response, &reading, &items);
     }
-    parts = memcpy(memory_alloc(parts_bytes), parts, parts_bytes);
-    parts->pieces.snapshot = refdata_reading_keep(&reading);
-    refdata_reading_stream(request, &response, &parts->pieces, parts->bytes);
+    buf_deinit(&missing);
 }
 
 /* ---- what this pod holds, comparable with another pod or with the database by its digest ---- */
