@@ -188,6 +188,7 @@ bool bus_kafka_group_assign(struct kafka_reader *reader)
 {
     kafka_list *list = rd_kafka_topic_partition_list_new(4), *paused = rd_kafka_topic_partition_list_new(4);
 
+    pthread_mutex_lock(&reader->lock);
     for (unsigned i = 0; i < reader->partition_count; i++) {
         struct kafka_partition *partition = reader->partitions[i];
         if (!partition || !partition->is_owned || partition->position < 0)
@@ -197,6 +198,7 @@ bool bus_kafka_group_assign(struct kafka_reader *reader)
         partition->is_paused = false;
         list_add(reader, list, i, partition->fetch_at);
     }
+    pthread_mutex_unlock(&reader->lock);
     if (paused->cnt > 0)
         rd_kafka_resume_partitions(reader->rk, paused);
     rd_kafka_resp_err_t error = rd_kafka_assign(reader->rk, list);
