@@ -141,6 +141,17 @@ def test_a_consumer_that_freezes_loses_its_partitions_and_does_no_harm_when_it_w
 
 
 @pytest.mark.whole
+def test_postgresql_ends_all_sessions_and_with_them_all_locks(under_load):
+    def act(fleet, workload):
+        for _ in range(4):
+            fleet.database.query("select pg_terminate_backend(pid) from pg_stat_activity"
+                                 " where datname = current_database() and pid <> pg_backend_pid()")
+            grow(workload, 10)
+        eventually(lambda: shares(fleet) == [2, 2])
+    under_load(act)
+
+
+@pytest.mark.whole
 def test_the_process_that_accepted_dies_before_it_published(under_load):
     """R11: what it left behind is published by the others, or by itself when it is back."""
     def act(fleet, workload):

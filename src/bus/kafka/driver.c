@@ -95,6 +95,8 @@ static void kafka_stop(struct bus *bus, int64_t grace_ms)
     await_handlers(kafka, CLOCK_NEVER);
     if (kafka->is_started) {
         set_phase(kafka, KAFKA_CLOSING);
+        if (kafka->lock_pool)
+            db_pool_interrupt(kafka->lock_pool); /* a reader may wait for PostgreSQL */
         for (size_t i = 0; i < kafka->reader_count; i++) {
             struct kafka_reader *reader = kafka->readers[i];
             pthread_mutex_lock(&reader->lock);

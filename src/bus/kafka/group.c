@@ -270,6 +270,7 @@ void bus_kafka_group_leave(struct kafka_reader *reader, bool is_lost)
 {
     int64_t deadline_ns = clock_deadline_ms(reader->kafka->config.handler_ms);
 
+    is_lost |= clock_mono_ns() >= atomic_load(&reader->held_until_ns);
     pthread_mutex_lock(&reader->lock);
     reader->is_halted = true;
     while (!is_lost && reader->running > 0 && clock_cond_wait(&reader->idle, &reader->lock, deadline_ns))

@@ -102,7 +102,7 @@ void bus_kafka_locks_leave(struct kafka_reader *reader)
         return;
     reader->session = NULL;
     atomic_store(&reader->held_until_ns, 0);
-    /* or its locks would live on with the idle connection, until PostgreSQL ends it */
+    /* or its locks would live on with the idle connection, until PostgreSQL ends it; at a stop the connection ends at once */
     if (db_exec(session, &leave_sql, DB_NO_PARAMS, statement_deadline(reader), NULL, NULL) != STATUS_OK)
         log_debug("kafka_locks_lost", LOG_CSTR("group", reader->consumer.spec.group));
     db_release(session);
@@ -279,6 +279,8 @@ void bus_kafka_locks_keep(struct kafka_reader *reader)
     int64_t now_ns = clock_mono_ns();
     bool is_good = true;
 
+    if (kafka_is_ending(reader->kafka))
+        return;
     if (atomic_load(&reader->kafka->bus.is_up))
         reader->up_ns = now_ns;
     bool is_cut_off = now_ns - reader->up_ns > session_ms(reader) * CLOCK_NS_PER_MS;
@@ -289,6 +291,6 @@ void bus_kafka_locks_keep(struct kafka_reader *reader)
     if (is_good && !is_cut_off)
         is_good = (reader->session || join(reader)) && look_and_take(reader);
     reader->look_at_ns = clock_deadline_ms(is_good ? reader->look_ms : LOOK_MAX_MS / 2);
-    if (reader->session && (is_cut_off || !is_good))
+    if (reader->session && (is_cut_off || !is_good) && !kafka_is_ending(reader->kafka))
         lose_all(reader);
 }
