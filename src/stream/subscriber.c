@@ -3,7 +3,8 @@
 #include "base/memory.h"
 #include "stream/stream_inside.h"
 
-enum { WAKES_PER_TICK = 256 };
+/* In a tick, all topics of a loop together; a topic whose turn comes later in it wakes a few of its own. */
+enum { WAKES_PER_TICK = 256, WAKES_OF_TOPIC_MIN = 16 };
 
 static struct stream_local *local_of(const struct stream_subscriber *subscriber)
 {
@@ -52,7 +53,14 @@ static void on_wake_message(struct loop *loop, struct loop_message *message);
 /* Subscribers that join meanwhile stand before the pass and need no wake. */
 static void wake_some(struct stream_local *local)
 {
-    for (unsigned i = 0; i < WAKES_PER_TICK && local->wake_next; i++) {
+    static _Thread_local int64_t tick_ns;
+    static _Thread_local unsigned woken; /* in that tick of this thread's loop */
+    if (tick_ns != loop_now_ns(local->loop)) {
+        tick_ns = loop_now_ns(local->loop);
+        woken = 0;
+    }
+    for (unsigned i = 0; local->wake_next && (i < WAKES_OF_TOPIC_MIN || woken < WAKES_PER_TICK);
+         i++, woken++) {
         struct stream_subscriber *subscriber = local->wake_next;
         local->wake_next = LIST_NEXT(subscriber, entry);
         bool may_stay = !is_before_cut(subscriber, local) ||

@@ -53,6 +53,8 @@ static struct metric_series *series(struct metric_family *family)
     return metric_series_get(family, NULL);
 }
 
+static struct stream_config made;
+
 void rig_start(struct stream_config config)
 {
     harness_init(&rig.harness, routes);
@@ -72,7 +74,13 @@ void rig_start(struct stream_config config)
     config.subscribers = series(&gauge_family);
     config.lines = rig.lines;
     config.cuts = rig.cuts;
+    made = config;
     rig.topic = stream_topic_create(&config, 10);
+}
+
+struct stream_topic *rig_another_topic(void)
+{
+    return stream_topic_create(&made, 10);
 }
 
 int rig_teardown(void **state)

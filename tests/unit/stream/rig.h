@@ -17,6 +17,7 @@ extern struct rig {
 
 /* What tests differ in: limits, and what is said and read beside greeting and heartbeat. The rest is filled in. */
 void rig_start(struct stream_config config);
+struct stream_topic *rig_another_topic(void); /* the same; the test's to close */
 int rig_teardown(void **state);
 
 struct stream_segment *rig_segment(int64_t from, int64_t to, const char *text, bool can_be_joined);

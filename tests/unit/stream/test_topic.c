@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "loop/loop_inside.h"
 #include "rig.h"
 
 static uint64_t lines_before, cuts_before;
@@ -56,6 +57,39 @@ static void test_everybody_is_given_what_is_published(void **state)
     assert_int_equal(metric_value(rig.lines) - lines_before, 5);
     client_close(&one);
     client_close(&two);
+}
+
+/* C7: topics of a loop share a tick's wakes, so that many that publish at once do not keep the loop from others. */
+static void test_topics_that_publish_at_once_share_the_wakes_of_a_tick(void **state)
+{
+    (void)state;
+    enum { TOPICS = 4, EACH = 100 };
+    struct client *clients = calloc((size_t)TOPICS * EACH, sizeof *clients);
+    struct stream_topic *topics[TOPICS] = {rig.topic};
+
+    rig.harness.loop->parking.slot_max = TOPICS * EACH;
+    for (int i = 1; i < TOPICS; i++)
+        topics[i] = rig_another_topic();
+    for (int i = 0; i < TOPICS * EACH; i++) {
+        rig_request(&clients[i]);
+        stream_topic_admit(topics[i % TOPICS], &(struct stream_entry){.ref = rig.parked, .after = 10});
+    }
+    harness_turn(&rig.harness, 3);
+    for (int i = 0; i < TOPICS; i++)
+        stream_topic_publish(topics[i], rig_segment(10, 11, "a\n", true));
+    uint64_t given = 0, before = metric_value(rig.lines);
+    while (given == 0) {
+        harness_turn(&rig.harness, 1);
+        given = metric_value(rig.lines) - before;
+    }
+    assert_in_range(given, EACH, 256 + 16);
+    for (int i = 0; i < TOPICS * EACH; i++) {
+        assert_string_equal(rig_received(&clients[i]), "at 10\na\n");
+        client_close(&clients[i]);
+    }
+    for (int i = 1; i < TOPICS; i++)
+        stream_topic_close(topics[i]);
+    free(clients);
 }
 
 static void test_who_comes_back_goes_on_where_it_was(void **state)
@@ -281,6 +315,7 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, rig_teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_everybody_is_given_what_is_published),
+        TEST(test_topics_that_publish_at_once_share_the_wakes_of_a_tick),
         TEST(test_who_comes_back_goes_on_where_it_was),
         TEST(test_a_step_that_leads_nowhere_is_given_to_those_who_are_there),
         TEST(test_an_opening_comes_first),
