@@ -40,10 +40,11 @@ bool bus_shares_commits(const struct bus *bus, struct str topic);
  * the commit: otherwise the messages are found by polling only. */
 enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
                               size_t count, int64_t deadline_ns, struct error *error) MUST_CHECK;
-/* Publishes, commits and wakes the consumers in one round trip, together with what the caller has left in its pipeline. For one
- * message that a client waits for; several are better published apart from the commit. Fails as a commit does. */
-enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct bus_message *message,
-                                   int64_t deadline_ns, struct error *error) MUST_CHECK;
+/* Publishes messages of one topic, commits and wakes the consumers, in one round trip with what the caller has left in its pipeline.
+ * `is_urgent`: there is one message, and a client waits for its effect. Fails as a commit does. */
+enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
+                                   size_t count, bool is_urgent, int64_t deadline_ns,
+                                   struct error *error) MUST_CHECK;
 
 /* ---- direct handling ----
  * Instead of publishing to a shared group that this process is a member of: the caller takes the place of the group for these

@@ -181,24 +181,29 @@ static void check_vanished(struct append *append, struct db_conn *conn)
         atomic_store(&append->placed[i].topic->known, false);
 }
 
-static enum status append_send(struct postgres *postgres, struct append *append, struct db_conn *conn,
-                               int64_t deadline_ns, struct error *error)
+/* The statement, in the open pipeline. */
+static void append_queue(struct append *append, struct db_conn *conn)
 {
-    struct db_result *result = NULL;
-    enum status status;
-
     if (!append->is_sorted)
         append_seal(append);
     if (append->count == 1)
-        status = db_query(conn, append->relaxed ? &append_one_relaxed_sql : &append_one_sql,
-                          SINGLE_PARAMS(append), deadline_ns, &result, error);
+        db_pipeline_add(conn, append->relaxed ? &append_one_relaxed_sql : &append_one_sql,
+                        SINGLE_PARAMS(append));
     else
-        status = db_query(
-            conn, append->relaxed ? &append_relaxed_sql : &append_sql,
-            DB_PARAMS(db_text_array(buf_str(&append->topics)), db_text(buf_str(&append->partitions)),
-                      db_text(buf_str(&append->counts)), db_bytea_array(buf_str(&append->keys)),
-                      db_text(buf_str(&append->headers)), db_bytea_array(buf_str(&append->payloads))),
-            deadline_ns, &result, error);
+        db_pipeline_add(conn, append->relaxed ? &append_relaxed_sql : &append_sql,
+                        DB_PARAMS(db_text_array(buf_str(&append->topics)),
+                                  db_text(buf_str(&append->partitions)), db_text(buf_str(&append->counts)),
+                                  db_bytea_array(buf_str(&append->keys)), db_text(buf_str(&append->headers)),
+                                  db_bytea_array(buf_str(&append->payloads))));
+}
+
+/* The end of the pipeline, in which it was the first statement since the begin. */
+static enum status append_end(struct postgres *postgres, struct append *append, struct db_conn *conn,
+                              int64_t deadline_ns, struct error *error)
+{
+    struct db_result *result;
+    enum status status = db_pipeline_end(conn, deadline_ns, &result, 1, NULL, error);
+
     note_connection(postgres, conn);
     if (status == STATUS_OK)
         take_offsets(append, result);
@@ -206,6 +211,14 @@ static enum status append_send(struct postgres *postgres, struct append *append,
         check_vanished(append, conn);
     db_result_free(result);
     return status;
+}
+
+static enum status append_send(struct postgres *postgres, struct append *append, struct db_conn *conn,
+                               int64_t deadline_ns, struct error *error)
+{
+    db_pipeline_begin(conn);
+    append_queue(append, conn);
+    return append_end(postgres, append, conn, deadline_ns, error);
 }
 
 enum status bus_postgres_publish_in_tx(struct postgres *postgres, struct db_conn *conn,
@@ -237,46 +250,50 @@ enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_
     return bus_postgres_publish_in_tx(postgres, conn, messages, count, deadline_ns, error);
 }
 
-/* One round trip with what the caller left in its pipeline. The commit does not wait for the disk, and takes the notice along: the
- * lock that all notices queue for is held for a moment only, and the consumer begins while the transaction after it, which is empty,
- * waits for the disk. What the consumer commits follows in the log, so it is never kept without this. */
-enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct bus_message *message,
-                                   int64_t deadline_ns, struct error *error)
+/* A message that a client waits for: the commit does not wait for the disk, and takes the notice along. So the lock that all notices
+ * queue for is held for a moment only, and the consumer begins while the transaction after it, which is empty, waits for the disk.
+ * What the consumer commits follows in the log, so it is never kept without this. */
+static void add_urgently(struct postgres *postgres, struct append *append, struct db_conn *conn)
 {
-    enum { STATEMENTS = 4 };
-    struct postgres *postgres = bus_postgres_of(bus, error);
-    struct append append = {0};
-    struct db_result *results[STATEMENTS];
+    const struct bus_message *message = append->placed[0].message;
     struct buf notice = {0};
     char where[POSTGRES_NOTICE_BYTES];
 
-    if (!postgres)
-        return STATUS_NOT_IMPLEMENTED;
-    enum status status = bus_check_messages(bus, message, 1, error); /* its offset is -1 until it is known */
-    if (status != STATUS_OK)
-        return status;
-    append_add(&append, bus, message, 1);
-    append_seal(&append);
-    struct bus_topic_state *topic = append.placed[0].topic;
-    buf_put_str(&notice, bus_postgres_notice(postgres, topic, (int)message->partition, where));
+    buf_put_str(&notice,
+                bus_postgres_notice(postgres, append->placed[0].topic, (int)message->partition, where));
     if (atomic_load(&postgres->is_trusted))
         bus_postgres_attach(&notice, message);
-    db_pipeline_begin(conn);
-    db_pipeline_add(conn, &append_one_sql, SINGLE_PARAMS(&append));
     db_pipeline_add_notice(conn, STR(POSTGRES_CHANNEL), buf_str(&notice));
     db_pipeline_add(conn, &db_commit_sql, DB_NO_PARAMS);
     db_pipeline_add(conn, &db_flush_sql, DB_NO_PARAMS);
     buf_deinit(&notice);
-    status = db_pipeline_end(conn, deadline_ns, results, STATEMENTS, NULL, error);
-    note_connection(postgres, conn);
-    if (status != STATUS_OK) {
-        check_vanished(&append, conn);
-    } else {
-        take_offsets(&append, results[0]);
-        for (size_t i = 0; i < STATEMENTS; i++)
-            db_result_free(results[i]);
-        bus_postgres_wake_topic(postgres, topic, (int)message->partition, STR_NONE, message);
-    }
+}
+
+/* One round trip with what the caller left in its pipeline. */
+enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
+                                   size_t count, bool is_urgent, int64_t deadline_ns, struct error *error)
+{
+    struct postgres *postgres = bus_postgres_of(bus, error);
+    struct append append = {0};
+
+    if (!postgres)
+        return STATUS_NOT_IMPLEMENTED;
+    enum status status = bus_check_messages(bus, messages, count, error); /* offsets are -1 until known */
+    if (status != STATUS_OK)
+        return status;
+    append_add(&append, bus, messages, count);
+    struct bus_topic_state *topic = append.placed[0].topic;
+    db_pipeline_begin(conn);
+    append_queue(&append, conn);
+    if (is_urgent)
+        add_urgently(postgres, &append, conn);
+    else
+        db_pipeline_add(conn, &db_commit_sql, DB_NO_PARAMS);
+    status = append_end(postgres, &append, conn, deadline_ns, error);
+    if (status == STATUS_OK && is_urgent)
+        bus_postgres_wake_topic(postgres, topic, (int)messages[0].partition, STR_NONE, &messages[0]);
+    else if (status == STATUS_OK)
+        bus_postgres_wake(postgres, topic, count == 1 ? &messages[0] : NULL);
     append_deinit(&append);
     return status;
 }

@@ -107,15 +107,19 @@ enum status refdata_commands_put(struct refdata_database *database, struct db_co
 }
 
 enum status refdata_commands_put_and_commit(struct refdata_database *database, struct db_conn *conn,
-                                            const struct refdata_accepted *accepted, int64_t deadline_ns,
-                                            struct arena *arena, struct error *error)
+                                            const struct refdata_accepted *accepted, size_t count,
+                                            int64_t deadline_ns, struct arena *arena, struct error *error)
 {
-    struct bus_message message;
-    struct buf payload = {0};
-    refdata_update_put(&payload, accepted->update);
-    make_own_message(&message, accepted, buf_str(&payload), arena);
-    enum status status = bus_publish_and_commit(database->buses.commands, conn, &message, deadline_ns, error);
-    buf_deinit(&payload);
+    struct bus_message *messages = arena_alloc(arena, count * sizeof *messages);
+    struct buf *payloads = arena_zalloc(arena, count * sizeof *payloads);
+    for (size_t i = 0; i < count; i++) {
+        refdata_update_put(&payloads[i], accepted[i].update);
+        make_own_message(&messages[i], &accepted[i], buf_str(&payloads[i]), arena);
+    }
+    enum status status = bus_publish_and_commit(database->buses.commands, conn, messages, count,
+                                                count == 1 && accepted->waited, deadline_ns, error);
+    for (size_t i = 0; i < count; i++)
+        buf_deinit(&payloads[i]);
     return status;
 }
 

@@ -21,11 +21,12 @@ struct refdata_accepted {
 enum status refdata_commands_put(struct refdata_database *database, struct db_conn *conn,
                                  const struct refdata_accepted *accepted, size_t count, int64_t deadline_ns,
                                  struct arena *arena, struct error *error) MUST_CHECK;
-/* The same with the COMMIT and the notice to consumers, in one round trip with what was left in the pipeline: for a single
- * update that a client waits for, where bus_shares_commits(). Fails as a commit does. */
+/* The same with the COMMIT, in one round trip with what was left in the pipeline, where bus_shares_commits(); consumers are woken.
+ * Fails as a commit does. */
 enum status refdata_commands_put_and_commit(struct refdata_database *database, struct db_conn *conn,
-                                            const struct refdata_accepted *accepted, int64_t deadline_ns,
-                                            struct arena *arena, struct error *error) MUST_CHECK;
+                                            const struct refdata_accepted *accepted, size_t count,
+                                            int64_t deadline_ns, struct arena *arena,
+                                            struct error *error) MUST_CHECK;
 /* Any thread, after that commit. Never blocks. */
 void refdata_commands_wake(struct refdata_database *database);
 

@@ -68,8 +68,8 @@ struct refdata_database {
     struct refdata_committer *committer; /* command/: makes commits of POSTs */
     struct task *changes;                /* command/: publishes changed items for hydration */
     struct refdata_decisions
-        *decisions;         /* command/: clients that wait for them, and notices between processes */
-    bool applies;           /* apply/: the role runs here */
+        *decisions; /* command/: clients that wait for them, and notices between processes */
+    bool applies;   /* apply/: the role runs here */
     struct refdata_expected expected;
     bool is_upkeep_failing; /* the task's: logged once */
     struct outbox *relay;   /* relay.c: this, where the role runs, or a notifier that wakes it elsewhere */

@@ -66,7 +66,8 @@ enum status postgres_publish_attached(struct process *process, const char *topic
         db_pipeline_begin(conn);
         db_pipeline_add(conn, &db_begin_sql, DB_NO_PARAMS);
         db_pipeline_leave(conn, NULL, 0);
-        status = bus_publish_and_commit(process->bus, conn, &message, clock_deadline_ms(PATIENCE_MS), NULL);
+        status = bus_publish_and_commit(process->bus, conn, &message, 1, true, clock_deadline_ms(PATIENCE_MS),
+                                        NULL);
     }
     db_release(conn);
     return status;

@@ -109,7 +109,8 @@ struct refdata_commit_pace { /* of one committer */
     int64_t direct_from_ns;  /* before this time no update is applied in its own commit */
     bool is_queued;          /* for one call: the same */
     bool was_slow; /* by the call: an update was to be applied in its own commit, and its SQL took too long */
-    int64_t warn_from_ns; /* before this time no warning is logged */
+    int64_t guess_from_ns; /* before this time updates that nobody waits for are not guessed to be new */
+    int64_t warn_from_ns;  /* before this time no warning is logged */
 };
 /* On a worker: every post gets its result. No two of them name the same event, key or chunk. The array is overwritten. */
 void refdata_commit_posts(struct refdata_database *database, struct refdata_commit_pace *pace,

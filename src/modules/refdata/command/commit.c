@@ -3,7 +3,7 @@
  *
  *     expected BEGIN, cursor locks of the partitions, accept, apply, COMMIT in one round trip: nobody else writes the dictionary
  *     direct   BEGIN, cursor locks of the partitions, accept ─ apply ─ COMMIT
- *     guessed  BEGIN, accept, publish, COMMIT in one round trip: a single update that is guessed to be new
+ *     guessed  BEGIN, accept, publish, COMMIT in one round trip: the updates are guessed to be new
  *     queued   BEGIN, accept ─ publish ─ COMMIT; apply receives the commands from the topic
  *
  * Direct is for small deltas where this process applies too. It guesses that all updates are new and that nothing is queued before
@@ -28,8 +28,9 @@ enum {
     TRIES_MAX = 20,  /* of a transaction that the server asks to run again */
     DIRECT_MS = 300, /* for applying directly */
     DIRECT_BYTES_MAX = 256 << 10,
-    CONTENDED_PAUSE_MS = 20, /* without direct, after the cursor locks were not granted */
-    UNKNOWN_PAUSE_MS = 50,   /* between tries while the outcome of a commit is unknown */
+    UNGUESSED_PAUSE_MS = 1000, /* without such a guess, after one was not new */
+    CONTENDED_PAUSE_MS = 20,   /* without direct, after the cursor locks were not granted */
+    UNKNOWN_PAUSE_MS = 50,     /* between tries while the outcome of a commit is unknown */
 };
 /* A lock that another transaction holds must not keep the other updates waiting. */
 static const struct db_statement lock_timeout_sql =
@@ -178,23 +179,42 @@ static struct refdata_accepted accepted_of(const struct refdata_post *post)
     return (struct refdata_accepted){&post->update, post->traceparent, post->waits};
 }
 
-/* A single update that a client waits for is most often new: then its rows, its command, the commit and the notice to the
- * consumers are one round trip. */
+/* Updates are most often new: then their rows, their commands, the commit and, for a single one that a client waits for, the notice to
+ * the consumers are one round trip. */
+static bool may_be_guessed(const struct group *group)
+{
+    size_t bytes = 0;
+    bool is_single = group->count == 1 && group->posts[0]->waits;
+    for (size_t i = 0; i < group->count; i++)
+        bytes += group->posts[i]->bytes;
+    if (!is_single &&
+        (FAILPOINT_IS_ARMED("command.before_publish") || FAILPOINT_IS_ARMED("command.before_commit")))
+        return false; /* a process can die between two statements only if they are sent separately */
+    return (is_single || (bytes <= DIRECT_BYTES_MAX && clock_mono_ns() >= group->pace->guess_from_ns)) &&
+           bus_shares_commits(group->database->buses.commands, STR(REFDATA_COMMANDS));
+}
+
 static enum status commit_guessed(struct group *group, struct db_conn *conn, struct arena *arena)
 {
-    const struct refdata_accepted accepted = accepted_of(group->posts[0]);
+    struct refdata_accepted *accepted = arena_alloc(arena, group->count * sizeof *accepted);
+    for (size_t i = 0; i < group->count; i++)
+        accepted[i] = accepted_of(group->posts[i]);
     db_pipeline_begin(conn);
     db_pipeline_add(conn, &db_begin_sql, DB_NO_PARAMS);
     add_acceptances(group, conn, true, arena);
     db_pipeline_leave(conn, NULL, 0); /* with the commit */
     FAILPOINT("command.before_single_commit");
     enum status status =
-        note_commit(group, refdata_commands_put_and_commit(group->database, conn, &accepted,
+        note_commit(group, refdata_commands_put_and_commit(group->database, conn, accepted, group->count,
                                                            group->deadline_ns, arena, &group->error));
+    for (size_t i = 0; i < group->count && status == STATUS_OK; i++)
+        refdata_acceptance_take_new(&group->posts[i]->acceptance);
     if (status == STATUS_OK)
-        refdata_acceptance_take_new(&group->posts[0]->acceptance);
-    else
-        group->is_to_be_woken = true; /* it may be queued, without a notice to this process's own consumer */
+        return status;
+    group->is_to_be_woken = true; /* they may be queued, without a notice to this process's own consumer */
+    if (status == STATUS_DB_ERROR &&
+        !(group->count == 1 && group->posts[0]->waits)) /* clients may be sending much again */
+        group->pace->guess_from_ns = clock_deadline_ms(UNGUESSED_PAUSE_MS);
     return status == STATUS_DB_ERROR ? STATUS_DB_RETRY : status;
 }
 
@@ -246,9 +266,7 @@ static enum status try_once(struct group *group, struct db_conn *conn)
 {
     enum status status;
     struct arena arena = ARENA(4096);
-    if (group->way == GUESSED &&
-        (group->count > 1 || !group->posts[0]->waits ||
-         !bus_shares_commits(group->database->buses.commands, STR(REFDATA_COMMANDS))))
+    if (group->way == GUESSED && !may_be_guessed(group))
         group->way = QUEUED;
     if (group->way <= DIRECT)
         status = commit_direct(group, conn, &arena);
