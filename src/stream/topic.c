@@ -283,8 +283,14 @@ void stream_topic_publish(struct stream_topic *topic, struct stream_segment *seg
         loop_timer_start(owner, &topic->quiet, loop_now_ns(owner) + limits->heartbeat_ms * CLOCK_NS_PER_MS,
                          on_quiet);
     post_to_loops(topic, false);
-    struct stream_subscriber *ahead, *next;
-    LIST_FOREACH_SAFE(ahead, &topic->ahead, ahead, next) {
+    /* Collected first: lead_on() calls read_page(), and adds those that are still ahead to the list again. */
+    LIST_HEAD(, stream_subscriber) all = LIST_HEAD_INITIALIZER(all);
+    struct stream_subscriber *ahead;
+    while ((ahead = LIST_FIRST(&topic->ahead)) != NULL) {
+        LIST_REMOVE(ahead, ahead);
+        LIST_INSERT_HEAD(&all, ahead, ahead);
+    }
+    while ((ahead = LIST_FIRST(&all)) != NULL) {
         LIST_REMOVE(ahead, ahead);
         lead_on(ahead);
     }
