@@ -63,12 +63,16 @@ static void on_admitted(struct http_request *request, struct stream_subscriber *
     stream_send(subscriber, request, &(struct http_response){.status = 200}, INT64_MAX);
 }
 
+static void give_page(void);
+
 static void read_page(void *context, struct stream_subscriber *subscriber, int64_t after)
 {
     (void)context;
     MODEL_CHECK(page_count < PAGES_MAX, "too many pages are read");
     pages[page_count] = subscriber;
     page_after[page_count++] = after;
+    if (model_one_in(4)) /* at once, in the middle of stream_topic_publish() too */
+        give_page();
 }
 
 static void close_topic(void)
