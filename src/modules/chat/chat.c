@@ -62,7 +62,7 @@ static const struct setting_row chat_rows[] = {
      "The agent for messages without a keyword; empty = an agent called assistant that repeats them.", "", 0,
      64, .place_offset = 1 + offsetof(struct chat_settings, default_place)},
     {"agent-calls", SETTING_INT, ROW(agent_calls),
-     "Calls of agents with a URL at once, a thread each; as many more wait, further ones are answered 503.",
+     "Calls of agents with a URL at once for one tenant, a thread each, and a fifth more for the others; as many wait, further ones are answered 503.",
      "64", 1, 1000},
     {"content-max", SETTING_SIZE, ROW(content_bytes_max), "Longest message, and longest answer.", "32KiB", 1,
      128 * 1024},
