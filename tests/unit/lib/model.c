@@ -24,11 +24,13 @@ static uint64_t random_state;
 static int64_t now_ns;
 static bool is_traced, has_hung, is_here; /* here: without a child process */
 
-/* ThreadSanitizer goes on after a report, by default: then the run that it belongs to would not be known. */
-const char *__tsan_default_options(void);
-const char *__tsan_default_options(void)
+/* ThreadSanitizer calls it before it prints a report, and goes on afterwards. */
+void __tsan_on_report(const void *report);
+void __tsan_on_report(const void *report)
 {
-    return "halt_on_error=1";
+    (void)report;
+    if (at)
+        fprintf(stderr, "in the run of seed %llu:\n", (unsigned long long)at->seed);
 }
 
 /* ---- within a run ---- */
