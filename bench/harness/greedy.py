@@ -17,7 +17,7 @@ from .report import table
 from .write import CLIENTS, in_turn
 
 GREEDY, MODEST = "greedy", "modest"
-MODEST_CLIENTS, BLOCKED, LOADS, REQUESTS = 4, 200, 100, 20_000
+MODEST_CLIENTS, BLOCKED, LOADS, REQUESTS, PIPELINED = 4, 200, 100, 20_000, 128
 LOCK = 4711
 PLAIN = Builtin("PLAIN", 0)
 
@@ -96,6 +96,11 @@ class Side:
         for code in codes:
             yield request(f"/v1/tenants/{tenant}/dictionaries/{code}/items/a", self.tokens[tenant])
 
+    def many_keys(self, count):
+        keys = ",".join(f"k{number}" for number in range(100))
+        for _ in range(count):
+            yield request(f"/v1/tenants/{GREEDY}/dictionaries/PLAIN/items?keys={keys}", self.tokens[GREEDY])
+
     # ---- what the modest tenant measures ----
 
     def _measure(self, requests, *options):
@@ -113,6 +118,9 @@ class Side:
     def update(self):
         return self._steady(self.updates(MODEST, REQUESTS))
 
+    def read(self):
+        return self._steady(self.reads(MODEST, ["PLAIN"] * 100))
+
     def load(self):
         """First reads: each loads a dictionary that nobody has read."""
         codes = [self.loads.pop().code for _ in range(LOADS)]
@@ -121,14 +129,16 @@ class Side:
     # ---- what the greedy tenant does meanwhile ----
 
     @contextlib.contextmanager
-    def flood(self, requests):
+    def flood(self, requests, pipelined=1):
         file = write_requests(os.path.join(self.bench.folder, "greedy.requests"), requests)
         command = [self.bench.load_binary, "--connect", f"127.0.0.1:{self.running.port}", "--requests", file, "--connections",
-                   str(CLIENTS), "--accept", "200,202,503", "--seconds", "3600"]
+                   str(CLIENTS), "--pipeline", str(pipelined), "--accept", "200,202,503", "--seconds", "3600"]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as greedy:
             try:
                 time.sleep(0.5)
                 yield
+                if greedy.poll() is not None:
+                    raise RuntimeError("the flood ended early")
             finally:
                 greedy.kill()
 
@@ -149,6 +159,10 @@ def resources(side):
         "commits of updates, flooded": (side.update, lambda: side.flood(side.updates(GREEDY, REQUESTS))),
         "loads, blocked by slow SQL": (
             side.load, lambda: side.blocked(side.reads(GREEDY, [load.code for load in side.loads[:BLOCKED]]))),
+        "loops, flooded with pipelined reads of 100 keys": (
+            side.read, lambda: side.flood(side.many_keys(100), PIPELINED)),
+        "loops, flooded with pipelined health checks": (
+            side.read, lambda: side.flood([request("/actuator/health", side.tokens[GREEDY])] * 100, PIPELINED)),
     }
 
 

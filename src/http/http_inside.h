@@ -30,7 +30,7 @@ enum {
     HTTP_REQUESTS_PER_CHECK = 32,            /* of the clock: a power of two */
     HTTP_TICK_US_MAX = 1000,                 /* past it a tick is long, and turns end */
     HTTP_REQUESTS_IN_LONG_TICK = 16,         /* of each connection that comes later in it, … */
-    HTTP_REQUESTS_PER_SHORT_CHECK = 4,       /* … or so many, if they take … */
+    HTTP_REQUESTS_PER_SHORT_CHECK = 2,       /* … or so many, if they take … */
     HTTP_SHORT_TURN_US = 50,                 /* … so long */
     HTTP_SPARE_EXCHANGES_MAX = 64,           /* kept per loop */
     HTTP_ARENA_BYTES = 4 * 1024,             /* of a request, without another malloc */
