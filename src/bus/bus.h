@@ -125,7 +125,7 @@ struct bus_batch {
     /* Set by the driver: the lock is not answered yet. What the handler leaves in its pipeline is sent with the lock and the commit;
      * where any of it fails the handler is called again, without this. */
     bool is_unlocked;
-    void *memo;          /* the handler's, for on_committed or on_uncommitted */
+    void *memo; /* the handler's, for on_committed or on_uncommitted */
     /* Set by the handler: a notice of PostgreSQL's that is sent right after the commit, in its round trip. is_notice_sent, in on_committed:
      * it was sent. Drivers that do not commit in PostgreSQL ignore it. */
     struct str notice_channel, notice_payload;
