@@ -62,7 +62,7 @@ struct auth_verified { /* one token that was found good */
     uint64_t generation, used;
     int64_t exp_us;
     struct auth_identity identity; /* slices of `bytes` */
-    size_t authorization_len;
+    size_t authorization_len, size;
     char bytes[]; /* the Authorization header as it came, then the identity's strings */
 };
 
@@ -71,6 +71,7 @@ struct auth_verified_table {
     size_t bucket_mask;
     struct auth_verified *last; /* of the latest hit: clients come back */
     uint64_t clock;             /* counts lookups, for least-recently-used */
+    size_t hand;                /* the bucket that auth_verified_evict() goes on with */
 };
 void auth_verified_init(struct auth_verified_table *table, size_t entries);
 void auth_verified_deinit(struct auth_verified_table *table);
@@ -81,6 +82,10 @@ struct auth_verified *auth_verified_find(struct auth_verified_table *table, stru
  * NULL. */
 struct auth_verified *auth_verified_put(struct auth_verified_table *table, struct str authorization,
                                         const struct auth_claims *claims, uint64_t generation);
+
+/* While the account of tokens is full, before another one is put: an entry that is no longer there, to be freed as above. NULL:
+ * there is room, or nothing was found to go. */
+struct auth_verified *auth_verified_evict(struct auth_verified_table *table);
 
 /* ---- verified.c: fixed memory, no copy of the token; two hashes stand for it, one of them with a secret
  * seed ---- */

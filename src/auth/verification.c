@@ -148,8 +148,10 @@ static void remember(struct auth_verification *v)
     struct auth_loop *state = v->state;
 
     if (v->reason == AUTH_REASON_VALID) {
-        struct auth_verified *pushed_out =
-            auth_verified_put(&state->verified, authorization_of(v), &v->claims, v->generation);
+        struct auth_verified *pushed_out;
+        while ((pushed_out = auth_verified_evict(&state->verified)) != NULL)
+            loop_free_later(state->loop, pushed_out, free);
+        pushed_out = auth_verified_put(&state->verified, authorization_of(v), &v->claims, v->generation);
         if (pushed_out)
             loop_free_later(state->loop, pushed_out, free);
         return;

@@ -11,11 +11,13 @@
 
 #include <stdlib.h>
 
+#include "base/budget.h"
 #include "base/hash.h"
 #include "base/memory.h"
 
 #define VERIFIED_WAYS 8
 #define TAIL_BYTES 32
+#define EVICT_BUCKETS 256 /* looked at for one entry to go */
 
 struct auth_verified_bucket {
     uint64_t hashes[VERIFIED_WAYS];
@@ -43,8 +45,12 @@ void auth_verified_init(struct auth_verified_table *table, size_t entries)
 void auth_verified_deinit(struct auth_verified_table *table)
 {
     for (size_t i = 0; table->buckets && i <= table->bucket_mask; i++)
-        for (int way = 0; way < VERIFIED_WAYS; way++)
-            free(table->buckets[i].entries[way]);
+        for (int way = 0; way < VERIFIED_WAYS; way++) {
+            struct auth_verified *entry = table->buckets[i].entries[way];
+            if (entry)
+                budget_release(BUDGET_TOKENS, entry->size);
+            free(entry);
+        }
     free(table->buckets);
     *table = (struct auth_verified_table){0};
 }
@@ -91,11 +97,28 @@ struct auth_verified *auth_verified_find(struct auth_verified_table *table, stru
     return entry;
 }
 
+/* What the slot held, NULL if nothing. */
+static struct auth_verified *take_out(struct auth_verified_table *table, struct auth_verified_bucket *bucket,
+                                      int way)
+{
+    struct auth_verified *entry = bucket->entries[way];
+
+    if (!entry)
+        return NULL;
+    if (table->last == entry)
+        table->last = NULL;
+    bucket->hashes[way] = 0;
+    bucket->entries[way] = NULL;
+    budget_release(BUDGET_TOKENS, entry->size);
+    return entry;
+}
+
 struct auth_verified *auth_verified_put(struct auth_verified_table *table, struct str authorization,
                                         const struct auth_claims *claims, uint64_t generation)
 {
     size_t strings = claims->tenant.len + claims->subject.len + claims->scopes.len + 4; /* their NULs */
-    struct auth_verified *entry = memory_alloc(sizeof(*entry) + authorization.len + strings);
+    size_t size = sizeof(struct auth_verified) + authorization.len + strings;
+    struct auth_verified *entry = memory_alloc(size);
     uint64_t hash = hash_seeded(tail_of(authorization));
     struct auth_verified_bucket *bucket = &table->buckets[hash & table->bucket_mask];
     int way = find_way(bucket, hash, authorization);
@@ -104,7 +127,8 @@ struct auth_verified *auth_verified_put(struct auth_verified_table *table, struc
     *entry = (struct auth_verified){.generation = generation,
                                     .used = table->clock,
                                     .exp_us = claims->exp_us,
-                                    .authorization_len = authorization.len};
+                                    .authorization_len = authorization.len,
+                                    .size = size};
     str_pack(&at, authorization);
     entry->identity = (struct auth_identity){
         .tenant = str_pack(&at, claims->tenant),
@@ -122,12 +146,29 @@ struct auth_verified *auth_verified_put(struct auth_verified_table *table, struc
         if (way < 0 || other->used < bucket->entries[way]->used)
             way = i;
     }
-    struct auth_verified *pushed_out = bucket->entries[way];
-    if (pushed_out && table->last == pushed_out)
-        table->last = NULL;
+    budget_add(BUDGET_TOKENS, size);
+    struct auth_verified *pushed_out = take_out(table, bucket, way);
     bucket->hashes[way] = hash;
     bucket->entries[way] = entry;
     return pushed_out;
+}
+
+struct auth_verified *auth_verified_evict(struct auth_verified_table *table)
+{
+    if (!budget_is_full(BUDGET_TOKENS))
+        return NULL;
+    for (size_t i = 0; i < EVICT_BUCKETS; i++) {
+        struct auth_verified_bucket *bucket = &table->buckets[table->hand];
+        struct auth_verified *entry = NULL;
+        for (int way = 0; way < VERIFIED_WAYS && !entry; way++)
+            entry = take_out(table, bucket, way);
+        if (entry) {
+            budget_count_refusal(BUDGET_TOKENS);
+            return entry;
+        }
+        table->hand = (table->hand + 1) & table->bucket_mask;
+    }
+    return NULL;
 }
 
 /* ---- tokens that were found bad ---- */

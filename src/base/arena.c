@@ -44,6 +44,15 @@ void arena_reset(struct arena *arena)
     arena->current = arena->first;
 }
 
+size_t arena_bytes(const struct arena *arena)
+{
+    size_t bytes = 0;
+
+    for (const struct arena_block *block = arena->first; block; block = block->next)
+        bytes += sizeof *block + block->size;
+    return bytes;
+}
+
 static struct arena_block *block_create(size_t size)
 {
     size_t total;

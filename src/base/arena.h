@@ -17,6 +17,7 @@ struct arena {
 #define ARENA(bytes) ((struct arena){.block_bytes = (bytes)})
 void arena_deinit(struct arena *arena);
 void arena_reset(struct arena *arena);
+size_t arena_bytes(const struct arena *arena); /* that it takes */
 
 void *arena_alloc(struct arena *arena, size_t size) __attribute__((returns_nonnull)); /* 16-byte aligned */
 void *arena_zalloc(struct arena *arena, size_t size) __attribute__((returns_nonnull));

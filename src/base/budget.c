@@ -18,6 +18,7 @@ static struct account {
     struct metric_series *used_gauge, *share_gauge, *refusals;
     const char *name;
     unsigned percent; /* of the limit; the rest is common */
+    bool is_cache;    /* takes nothing of the common part, which it would keep */
 } accounts[BUDGET_ACCOUNTS] = {
     [BUDGET_REQUESTS] = {.name = "requests", .percent = 20},
     [BUDGET_BODIES] = {.name = "bodies", .percent = 15},
@@ -25,8 +26,8 @@ static struct account {
     [BUDGET_WRITES] = {.name = "writes", .percent = 10},
     [BUDGET_STREAMS] = {.name = "streams", .percent = 10},
     [BUDGET_VERSIONS] = {.name = "versions", .percent = 5},
-    [BUDGET_HYDRATION] = {.name = "hydration", .percent = 5},
-    [BUDGET_TOKENS] = {.name = "tokens", .percent = 5},
+    [BUDGET_HYDRATION] = {.name = "hydration", .percent = 10, .is_cache = true},
+    [BUDGET_TOKENS] = {.name = "tokens", .percent = 5, .is_cache = true},
 };
 static size_t limit, common; /* 0 = no limit */
 static atomic_size_t freed;
@@ -66,7 +67,9 @@ size_t budget_share(enum budget_account account)
 
 size_t budget_most(enum budget_account account)
 {
-    return least(limit ? accounts[account].share + common : SIZE_MAX, bound_of(&accounts[account]));
+    const struct account *at = &accounts[account];
+    size_t most = at->share + (at->is_cache ? 0 : common);
+    return least(limit ? most : SIZE_MAX, bound_of(at));
 }
 
 size_t budget_used(enum budget_account account)
@@ -126,6 +129,12 @@ bool budget_charge(enum budget_account account, size_t bytes)
 static atomic_size_t *tenant_of(enum budget_account account, uint64_t tenant_hash)
 {
     return &accounts[account].tenants[tenant_hash % TENANTS];
+}
+
+void budget_add_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes)
+{
+    atomic_fetch_add_explicit(tenant_of(account, tenant_hash), bytes, memory_order_relaxed);
+    budget_add(account, bytes);
 }
 
 /* `own` bytes of one tenant, when the account has `used`. */

@@ -3,7 +3,7 @@
  *     | requests | bodies | unsent | writes | streams | … | common |      = limit
  *
  * Each account has a share that no other account can take; past its share it takes from the common part, as long as there
- * is some. So the sum stays within the limit, and no account is refused because another one is large. An account may have
+ * is some; a cache does not. So the sum stays within the limit, and no account is refused because another one is large. An account may have
  * a lower bound of its own (a setting). What is past its bound is refused by the caller (503), or the caller cuts a user.
  *
  * Within an account a tenant may take as much as is left: one tenant at most half, two a third each, so that there is
@@ -48,6 +48,7 @@ bool budget_hold_tenant(enum budget_account account, uint64_t tenant_hash, size_
 bool budget_has_room(enum budget_account account, uint64_t tenant_hash, size_t bytes);
 /* What cannot be refused; the caller cuts while budget_is_full(). */
 void budget_add(enum budget_account account, size_t bytes);
+void budget_add_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes);
 bool budget_is_full(enum budget_account account);
 void budget_count_refusal(enum budget_account account);
 

@@ -175,6 +175,7 @@ struct hydration_lookup {
     } stale;
     struct hydration_outcome outcome; /* of waiters that leave because the lookup failed */
     struct hydration_lookup_job job;
+    size_t bytes;       /* of itself */
     struct str block[]; /* fields, then texts */
 };
 
@@ -208,6 +209,7 @@ struct hydration_shard {
     struct loop *loop;
     struct hydration_memory memory;
     struct map lookups;
+    size_t lookup_bytes;
     TAILQ_HEAD(, hydration_waiter) leaving; /* out of their lookups, their callbacks are due */
     size_t waiter_count, background_count;
     struct turns turns;    /* of lookups that are QUEUED */

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/budget.h"
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/hash.h"
@@ -45,14 +46,28 @@ static void move_lookup(struct hydration_lookup *lookup, enum hydration_lookup_s
 
 /* ---- life ---- */
 
+/* The lookups of all shards together take at most the share of hydration. */
+static bool has_memory(const struct hydration_shard *shard, size_t bytes)
+{
+    size_t max = budget_share(BUDGET_HYDRATION) / loop_group_count(shard->hydration->config.loops);
+    if (shard->lookup_bytes == 0 || shard->lookup_bytes + bytes <= max)
+        return true;
+    budget_count_refusal(BUDGET_HYDRATION);
+    return false;
+}
+
 struct hydration_lookup *hydration_lookup_open(struct hydration_shard *shard, uint64_t hash,
                                                const struct hydration_need *need, struct str subject,
                                                const struct hydration_policy *policy)
 {
     uint64_t type_hash = hash_seeded(need->entity_type), tenant_hash = hash_seeded(need->tenant);
     struct turns_share *tenant_share, *type_share;
+    struct hydration_need own = *need;
+    own.subject = subject;
+    size_t own_bytes = sizeof(struct hydration_lookup) + hydration_need_bytes(&own);
+    size_t bytes = own_bytes + HYDRATION_ARENA_BYTES;
 
-    if (shard->lookups.count == HYDRATION_LOOKUPS_MAX)
+    if (shard->lookups.count == HYDRATION_LOOKUPS_MAX || !has_memory(shard, bytes))
         return NULL;
     tenant_share = turns_enter(&shard->turns, tenant_hash, HYDRATION_TENANT_MAX);
     if (!tenant_share)
@@ -63,15 +78,16 @@ struct hydration_lookup *hydration_lookup_open(struct hydration_shard *shard, ui
         turns_leave(&shard->turns, tenant_share);
         return NULL;
     }
-    struct hydration_need own = *need;
-    own.subject = subject;
-    struct hydration_lookup *lookup = memory_alloc(sizeof *lookup + hydration_need_bytes(&own));
+    struct hydration_lookup *lookup = memory_alloc(own_bytes);
+    shard->lookup_bytes += bytes;
+    budget_add(BUDGET_HYDRATION, bytes); /* copies in memory make room when the next one is stored */
     hydration_need_keep(&own, (char *)lookup->block);
     *lookup = (struct hydration_lookup){.shard = shard,
                                         .tenant_share = tenant_share,
                                         .type_share = type_share,
                                         .state = LOOKUP_WAITING,
                                         .need = own,
+                                        .bytes = bytes,
                                         .policy = *policy,
                                         .retry_at_ns = CLOCK_NEVER,
                                         .find_at_ns = CLOCK_NEVER};
@@ -84,6 +100,7 @@ struct hydration_lookup *hydration_lookup_open(struct hydration_shard *shard, ui
 static void free_lookup(void *memory)
 {
     struct hydration_lookup *lookup = memory;
+    budget_release(BUDGET_HYDRATION, lookup->bytes);
     arena_deinit(&lookup->job.arena);
     free(lookup->question.subject);
     free(lookup->stale.block);
@@ -100,6 +117,7 @@ void hydration_lookup_end_unused(struct hydration_lookup *lookup)
         return;
     move_lookup(lookup, LOOKUP_ENDED);
     map_remove(&shard->lookups, &lookup->node);
+    shard->lookup_bytes -= lookup->bytes;
     turns_leave(&shard->turns, lookup->type_share);
     turns_leave(&shard->turns, lookup->tenant_share);
     loop_free_later(shard->loop, lookup, free_lookup);

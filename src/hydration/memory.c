@@ -9,6 +9,7 @@
  * for one caller makes the older entries of all callers obsolete. */
 #include <stdlib.h>
 
+#include "base/budget.h"
 #include "base/clock.h"
 #include "base/memory.h"
 #include "hydration/inside.h"
@@ -40,6 +41,7 @@ static void forget_entry(struct hydration_memory *memory, struct hydration_memor
     map_remove(&memory->entries, &entry->node);
     TAILQ_REMOVE(&memory->by_age, entry, by_age);
     memory->bytes -= entry->bytes;
+    budget_release(BUDGET_HYDRATION, entry->bytes);
     free(entry);
 }
 
@@ -146,7 +148,7 @@ static void make_room(struct hydration_memory *memory, int64_t now_ns)
     struct hydration_memory_entry *oldest;
     while ((oldest = TAILQ_FIRST(&memory->by_age)) != NULL &&
            (memory->entries.count > memory->entries_max || memory->bytes > memory->bytes_max ||
-            oldest->received_ns + VERSION_MS * CLOCK_NS_PER_MS <= now_ns))
+            oldest->received_ns + VERSION_MS * CLOCK_NS_PER_MS <= now_ns || budget_is_full(BUDGET_HYDRATION)))
         forget_entry(memory, oldest);
 }
 
@@ -175,6 +177,7 @@ static void add_entry(struct hydration_memory *memory, uint64_t hash, struct hyd
     map_add(&memory->entries, &entry->node, hash);
     TAILQ_INSERT_TAIL(&memory->by_age, entry, by_age);
     memory->bytes += bytes;
+    budget_add(BUDGET_HYDRATION, bytes);
     make_room(memory, now_ns);
 }
 

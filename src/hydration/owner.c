@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/budget.h"
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/hash.h"
@@ -32,9 +33,17 @@ struct question {
     struct turns_item turn;
     struct hydration_shard *asker;
     int64_t expires_ns;
+    size_t bytes; /* of itself */
     struct hydration_event event;
     struct str block[]; /* the event's fields, then its texts */
 };
+
+static void free_question(struct question *question)
+{
+    if (question)
+        budget_release(BUDGET_HYDRATION, question->bytes);
+    free(question);
+}
 
 /* A look at one entity, and the event that is made of it. */
 struct look {
@@ -68,7 +77,7 @@ static void look_close(struct look *look)
     buf_deinit(&look->whole);
     buf_deinit(&look->cut);
     arena_deinit(&look->arena);
-    free(look->question);
+    free_question(look->question);
 }
 
 static void put_data(struct look *look, const struct hydration_cover *cover)
@@ -85,17 +94,20 @@ static void put_data(struct look *look, const struct hydration_cover *cover)
 static void drop_question(struct turns_item *item)
 {
     hydration_count_ignored("overload");
-    free(CONTAINER_OF(item, struct question, turn));
+    free_question(CONTAINER_OF(item, struct question, turn));
 }
 
 void hydration_owner_ask(struct hydration_owner_slot *slot, const struct hydration_event *event,
                          struct hydration_shard *asker)
 {
-    struct question *question = memory_alloc(sizeof *question + hydration_event_bytes(event));
+    size_t bytes = sizeof(struct question) + hydration_event_bytes(event);
+    struct question *question = memory_alloc(bytes);
+    budget_add(BUDGET_HYDRATION, bytes);
     uint64_t tenant = hash_seeded(event->tenant);
     int64_t wait_ms = event->wait_ms > 0 ? event->wait_ms : HYDRATION_OWNER_MS;
 
-    *question = (struct question){.asker = asker, .expires_ns = clock_deadline_ms(wait_ms), .event = *event};
+    *question = (struct question){
+        .asker = asker, .expires_ns = clock_deadline_ms(wait_ms), .bytes = bytes, .event = *event};
     hydration_event_keep(&question->event, (char *)question->block);
     pthread_mutex_lock(&slot->lock);
     struct turns_item *dropped =

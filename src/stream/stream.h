@@ -89,7 +89,7 @@ struct stream_entry {
 void stream_topic_admit(struct stream_topic *topic, const struct stream_entry *entry);
 
 /* A page leads on from where its reader stood; it takes over the caller's reference. NULL = there is none, or it could not be
- * read: the stream is cut. */
+ * read: the stream is cut, as it is when there is no memory for the page. */
 void stream_page_give(struct stream_subscriber *subscriber, struct stream_segment *page);
 
 /* ---- subscribers ---- */

@@ -1,4 +1,5 @@
 /* A topic's subscribers on one loop: each has its place on the chain; they are woken together, a bounded number in a tick. */
+#include "base/budget.h"
 #include "base/clock.h"
 #include "base/memory.h"
 #include "stream/stream_inside.h"
@@ -18,10 +19,14 @@ static bool is_before_cut(const struct stream_subscriber *subscriber, const stru
 
 /* What it is in the middle of is finished out of a copy, so that nothing more of the chain is kept for it; the last line
  * has the position to go on from. A reader that takes nothing at all never sees it: the server's write timeout ends that one. False where
- * the topic has no such line. */
+ * the topic has no such line, or there is no memory for it. */
 static bool cut_off(struct stream_subscriber *subscriber)
 {
     metric_add(subscriber->topic->config.cuts, 1);
+    if (budget_is_full(BUDGET_STREAMS)) { /* no memory for the copy */
+        budget_count_refusal(BUDGET_STREAMS);
+        return false;
+    }
     if (!subscriber->topic->config.cut_off)
         return false;
     const struct stream_segment *current = subscriber->opening ? subscriber->opening : subscriber->at;

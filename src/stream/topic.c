@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/budget.h"
 #include "base/clock.h"
 #include "base/memory.h"
 #include "stream/stream_inside.h"
@@ -25,6 +26,7 @@ struct stream_segment *stream_segment_create(const struct stream_step *step)
     atomic_init(&segment->next, NULL);
     if (step->bytes.len)
         memcpy(segment->bytes, step->bytes.ptr, step->bytes.len);
+    budget_add(BUDGET_STREAMS, sizeof *segment + segment->len);
     return segment;
 }
 
@@ -38,12 +40,15 @@ void stream_segment_unref(struct stream_segment *segment)
 {
     while (segment && atomic_fetch_sub(&segment->refs, 1) == 1) {
         struct stream_segment *next = atomic_load(&segment->next);
+        budget_release(BUDGET_STREAMS, sizeof *segment + segment->len);
         free(segment);
         segment = next;
     }
 }
 
 /* ---- the topic ---- */
+
+static atomic_size_t topic_count; /* of this process */
 
 struct stream_topic *stream_topic_create(const struct stream_config *config, int64_t position)
 {
@@ -52,6 +57,7 @@ struct stream_topic *stream_topic_create(const struct stream_config *config, int
     atomic_init(&topic->refs, 1);
     topic->config = *config;
     atomic_init(&topic->heartbeat_ms, config->limits.heartbeat_ms);
+    atomic_fetch_add(&topic_count, 1);
     topic->first = topic->newest =
         stream_segment_create(&(struct stream_step){position, position, .lines = 0});
     for (unsigned i = 0; i < loops; i++) {
@@ -65,6 +71,7 @@ void stream_topic_unref(struct stream_topic *topic)
 {
     if (atomic_fetch_sub(&topic->refs, 1) > 1)
         return;
+    atomic_fetch_sub(&topic_count, 1);
     stream_segment_unref(topic->first);
     free(topic->kept);
     free(topic);
@@ -173,6 +180,7 @@ void stream_topic_admit(struct stream_topic *topic, const struct stream_entry *e
 {
     struct stream_segment *place = entry->is_paged ? NULL : find_place(topic, entry->after);
     struct stream_subscriber *subscriber = memory_zalloc(sizeof *subscriber);
+    budget_add(BUDGET_STREAMS, sizeof *subscriber);
     assert(place || entry->is_paged);
     subscriber->message.on_message = stream_subscriber_arrive;
     subscriber->topic = topic;
@@ -202,6 +210,7 @@ void stream_subscriber_left(struct loop *loop, struct loop_message *message)
     topic->locals[loop_index(subscriber->ref.loop)].members--;
     if (--topic->subscriber_count == 0 && topic->config.on_idle)
         topic->config.on_idle(topic->config.context);
+    budget_release(BUDGET_STREAMS, sizeof *subscriber);
     free(subscriber);
     stream_topic_unref(topic);
 }
@@ -250,6 +259,16 @@ static void lead_on(struct stream_subscriber *subscriber)
     }
 }
 
+/* More than the limits allow, or than this topic's part of the memory for streams when that is full. */
+static bool keeps_too_much(const struct stream_topic *topic)
+{
+    const struct stream_limits *limits = &topic->config.limits;
+    if (topic->newest->to - topic->first->to > limits->positions_max || topic->kept_bytes > limits->bytes_max)
+        return true;
+    return budget_is_full(BUDGET_STREAMS) &&
+           topic->kept_bytes > budget_share(BUDGET_STREAMS) / atomic_load(&topic_count);
+}
+
 void stream_topic_publish(struct stream_topic *topic, struct stream_segment *segment)
 {
     const struct stream_limits *limits = &topic->config.limits;
@@ -272,9 +291,7 @@ void stream_topic_publish(struct stream_topic *topic, struct stream_segment *seg
     }
     topic->kept[topic->kept_end++] = segment;
     topic->kept_bytes += segment->len;
-    while (topic->kept_end - topic->kept_start > 1 &&
-           (topic->newest->to - topic->first->to > limits->positions_max ||
-            topic->kept_bytes > limits->bytes_max)) {
+    while (topic->kept_end - topic->kept_start > 1 && keeps_too_much(topic)) {
         set_first(topic, topic->kept[topic->kept_start++]);
         topic->cut_sequence = topic->first->sequence;
         topic->kept_bytes -= topic->first->len;
@@ -304,6 +321,11 @@ void stream_subscriber_ask(struct loop *loop, struct loop_message *message)
 
 void stream_page_give(struct stream_subscriber *subscriber, struct stream_segment *page)
 {
+    if (page && budget_is_full(BUDGET_STREAMS)) {
+        budget_count_refusal(BUDGET_STREAMS);
+        stream_segment_unref(page);
+        page = NULL;
+    }
     if (subscriber->is_gone) {
         stream_segment_unref(page);
         stream_subscriber_left(subscriber->topic->config.owner, &subscriber->message);

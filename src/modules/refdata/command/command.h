@@ -67,6 +67,8 @@ struct refdata_post {
     struct loop_park_ref ref; /* of its request; generation 0 = answered, or the client went away */
     bool is_listed;           /* among the waiters, or the message of its decision is on its way */
     bool is_charged;          /* to refdata->post_bytes */
+    size_t charged_bytes;     /* to the memory budget: its arena */
+    uint64_t tenant_hash;
     int64_t wait_until_ns;    /* of WAIT_COMMIT */
     struct loop_timer reread; /* of an event that was known before: its row is read from time to time */
     int64_t reread_ms;

@@ -13,6 +13,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "base/budget.h"
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -221,6 +222,25 @@ static void discharge_body(struct refdata_post *post)
     if (post->is_charged)
         atomic_fetch_sub(&post->refdata->post_bytes, (long long)post->bytes);
     post->is_charged = false;
+    if (post->charged_bytes)
+        budget_release_tenant(BUDGET_WRITES, post->tenant_hash, post->charged_bytes);
+    post->charged_bytes = 0;
+}
+
+/* Bodies of all updates that wait for their commit are bounded (refdata.updates.queueBytes), where a single one may be larger;
+ * and so is the memory of updates, by tenant (limits.memory). What a large one needs when it is parsed is added then. */
+static bool charge_body(struct refdata_post *post, long long queue_bytes_max)
+{
+    long long before = atomic_fetch_add(&post->refdata->post_bytes, (long long)post->bytes);
+    post->is_charged = true;
+    if (before > 0 && before + (long long)post->bytes > queue_bytes_max)
+        return false;
+    size_t bytes = arena_bytes(&post->arena);
+    post->tenant_hash = hash_seeded(str_from(post->tenant));
+    if (!budget_charge_tenant(BUDGET_WRITES, post->tenant_hash, bytes))
+        return false;
+    post->charged_bytes = bytes;
+    return true;
 }
 
 static void destroy_post(struct refdata_post *post)
@@ -428,6 +448,9 @@ static void run_parsing(struct worker_job *job)
     struct refdata_catalog *catalog = refdata_catalog_hold(post->refdata);
     post->error.status = check_post(post, catalog);
     refdata_catalog_unref(catalog);
+    size_t more = arena_bytes(&post->arena) - post->charged_bytes;
+    budget_add_tenant(BUDGET_WRITES, post->tenant_hash, more);
+    post->charged_bytes += more;
 }
 
 static void parsing_done(struct worker_job *job)
@@ -460,10 +483,7 @@ static void post_update(struct http_request *request)
         destroy_post(post);
         return;
     }
-    /* The bodies of all updates that wait for their commit are bounded (refdata.updates.queueBytes). A single one may be larger. */
-    long long before = atomic_fetch_add(&refdata->post_bytes, (long long)post->bytes);
-    post->is_charged = true;
-    if (before > 0 && before + (long long)post->bytes > catalog->updates.queue_bytes_max) {
+    if (!charge_body(post, catalog->updates.queue_bytes_max)) {
         send_error(request, &(struct error){.status = STATUS_OVERLOADED});
         destroy_post(post);
     } else if (!park_post(request, post, post->deadline_ns, on_commit_overdue)) {
