@@ -1,8 +1,8 @@
 /* The memory of connections: their requests, bodies and unsent answers, charged to the accounts of base/budget.h by the
  * capacity of their buffers. A request whose exchange is pooled, whose body arrives whole with its head and whose answer the
  * socket takes charges nothing.
- *   - A request for which there is no room is answered 503, after heads that arrive slowly were cut. Requests that wait
- *     (parked, or for a worker) are bounded by tenant.
+ *   - A request for which there is no room is served if its turn ends with its answer, as that of most reads does; else it is
+ *     answered 503, after heads that arrive slowly were cut. Requests that wait (parked, or for a worker) are bounded by tenant.
  *   - Bodies past their account are refused with 503; they are bounded by tenant too.
  *   - Past the account of unsent answers a loop cuts those of its connections whose client has not read for longest, while
  *     the loop holds more than its part. The one that is being written is spared. */
@@ -76,6 +76,8 @@ bool http_budget_hold_waiting(struct http_exchange *exchange)
 {
     uint64_t tenant = tenant_of(exchange);
 
+    if (!http_exchange_admit(exchange))
+        return false;
     if (!has_tenants(exchange) || (exchange->held_bytes > 0 && exchange->held_tenant == tenant))
         return true;
     http_budget_leave_waiting(exchange);

@@ -343,6 +343,16 @@ static void end_turn(struct http_connection *connection)
     set_deadline(connection);
 }
 
+/* After a turn: is there memory for the exchange, if it still needs one? */
+static bool may_stay(const struct http_connection *connection)
+{
+    struct http_exchange *exchange = connection->exchange;
+
+    return !exchange || exchange->charged > 0 ||
+           (connection->state == HTTP_STATE_HEAD && exchange->start == exchange->end) ||
+           http_exchange_admit(exchange);
+}
+
 static void take_turn(struct http_connection *connection)
 {
     if (connection->state == HTTP_STATE_DEAD)
@@ -373,6 +383,15 @@ static void take_turn(struct http_connection *connection)
         connection->out = &connection->own_out;
         http_connection_drop(connection);
         return;
+    }
+    if (!may_stay(connection)) {
+        if (connection->state == HTTP_STATE_BUSY) { /* in the middle of its answer */
+            buf_clear(&connection->home->out);
+            connection->out = &connection->own_out;
+            http_connection_cut(connection);
+            return;
+        }
+        http_connection_fail(connection, STATUS_OVERLOADED);
     }
     keep_unsent(connection);
     end_turn(connection);
@@ -408,7 +427,7 @@ static bool read_some(struct http_connection *connection)
         connection->state_since_ns = now_ns(connection);
     }
     struct http_exchange *exchange = connection->exchange;
-    size_t room = exchange ? http_exchange_make_room(exchange, connection->state != HTTP_STATE_HEAD) : 0;
+    size_t room = http_exchange_make_room(exchange, connection->state != HTTP_STATE_HEAD);
     if (room == 0) {
         http_connection_fail(connection, STATUS_OVERLOADED);
         return false;

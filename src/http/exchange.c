@@ -92,6 +92,12 @@ void http_exchange_slim(struct http_exchange *exchange)
     http_budget_set_exchange(exchange, sizeof *exchange);
 }
 
+bool http_exchange_admit(struct http_exchange *exchange)
+{
+    return exchange->charged > 0 ||
+           http_budget_charge_exchange(exchange, reading_bytes(exchange, exchange->block_bytes));
+}
+
 struct http_exchange *http_exchange_acquire(struct http_connection *connection)
 {
     struct http_home *home = connection->home;
@@ -103,11 +109,8 @@ struct http_exchange *http_exchange_acquire(struct http_connection *connection)
     } else {
         exchange = memory_zalloc(sizeof *exchange);
         exchange->home = home;
-        if (!http_budget_charge_exchange(exchange, reading_bytes(exchange, HTTP_BLOCK_BYTES))) {
-            free(exchange);
-            return NULL;
-        }
         alloc_for_reading(exchange);
+        (void)http_exchange_admit(exchange);
         exchange->arena = ARENA(HTTP_ARENA_BYTES);
         exchange->request.arena = &exchange->arena;
         exchange->request.loop = home->loop;

@@ -271,7 +271,10 @@ static inline void http_exchange_move(struct http_exchange *exchange, enum http_
     exchange->progress = progress;
 }
 
-struct http_exchange *http_exchange_acquire(struct http_connection *connection); /* NULL: no room */
+/* Without room in the memory budget the exchange is not charged: its request may be answered within this turn, but must not
+ * stay. */
+struct http_exchange *http_exchange_acquire(struct http_connection *connection);
+bool http_exchange_admit(struct http_exchange *exchange); /* may it stay? Charges it, if it is not yet. */
 void http_exchange_release(struct http_exchange *exchange);
 void http_exchange_destroy(struct http_exchange *exchange);
 void http_exchange_next(struct http_exchange *exchange); /* forgets the request, keeps the unparsed bytes */
