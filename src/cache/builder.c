@@ -308,6 +308,7 @@ static struct cache_snapshot *end_build(struct cache_builder *builder)
     if (chunks->tail != CHUNK_NONE && cache_chunks_entry(chunks, chunks->tail)->chunk != builder->base_tail)
         cache_chunk_release(cache_chunks_entry(chunks, chunks->tail)->chunk);
     cache_snapshot_unref(builder->base);
+    cache_build_ended(&builder->build);
     free(builder);
     return next;
 }

@@ -104,5 +104,10 @@ struct cache_snapshot *cache_slot_acquire(const struct cache_slot *slot);
 /* One publisher at a time per slot; takes over the caller's reference. The old one loses the slot's reference
  * after every loop has passed its inbox. NULL empties the slot. */
 void cache_slot_publish(struct cache_slot *slot, struct cache_snapshot *snapshot, struct loop_group *group);
+/* Bytes of versions that are not current and that readers hold; an estimate, a grace period after a version was published.
+ * CACHE_PINNED_UNKNOWN while large ones are being freed. */
+#define CACHE_PINNED_UNKNOWN UINT64_MAX
+uint64_t cache_pinned_bytes(void);
+bool cache_snapshot_is_retired(const struct cache_snapshot *snapshot); /* a later one took its place */
 
 #endif

@@ -56,6 +56,7 @@ static void chunk_unref(struct chunk *chunk)
 {
     if (!shared_unref(&chunk->shared))
         return;
+    cache_count_bytes(NULL, -(int64_t)chunk->counted);
     munmap(chunk, chunk->mapped);
     atomic_fetch_sub_explicit(&mapped_count, 1, memory_order_relaxed);
 }
@@ -70,6 +71,7 @@ static struct chunk_node *node_create(struct build *build)
     struct chunk_node *node = memory_zalloc(sizeof(*node));
 
     shared_init(&node->shared, build->birth);
+    cache_count_bytes(build, sizeof *node);
     return node;
 }
 
@@ -80,6 +82,7 @@ static void node_unref(struct chunk_node *node)
     for (size_t i = 0; i < CHUNK_NODE_ENTRIES; i++)
         if (node->entries[i].chunk)
             chunk_unref(node->entries[i].chunk);
+    cache_count_bytes(NULL, -(int64_t)sizeof *node);
     free(node);
 }
 
@@ -150,7 +153,8 @@ static void drop_chunk(struct chunk_table *table, struct chunk_entry *entry)
     *entry = (struct chunk_entry){.chunk = NULL};
 }
 
-static struct cache_record *append(struct chunk_table *table, struct chunk_entry *entry, size_t size)
+static struct cache_record *append(struct chunk_table *table, struct build *build, struct chunk_entry *entry,
+                                   size_t size)
 {
     struct cache_record *record = (struct cache_record *)((char *)entry->chunk + entry->used);
 
@@ -160,6 +164,10 @@ static struct cache_record *append(struct chunk_table *table, struct chunk_entry
     entry->chunk->used = entry->used;
     table->bytes += pages_up(entry->used);
     table->live += size;
+    if (pages_up(entry->used) > entry->chunk->counted) {
+        cache_count_bytes(build, (int64_t)(pages_up(entry->used) - entry->chunk->counted));
+        entry->chunk->counted = (uint32_t)pages_up(entry->used);
+    }
     return record;
 }
 
@@ -199,16 +207,16 @@ struct cache_record *cache_chunks_alloc(struct chunk_table *table, struct build 
     struct chunk_entry *entry;
 
     if (size > CHUNK_BIG_BYTES)
-        return append(table, add_chunk(table, build, pages_up(CHUNK_HEADER_BYTES + size)), size);
+        return append(table, build, add_chunk(table, build, pages_up(CHUNK_HEADER_BYTES + size)), size);
     if (table->tail != CHUNK_NONE) {
         entry = cache_chunks_own_entry(table, build, table->tail);
         if (entry->used + size <= CHUNK_BYTES)
-            return append(table, entry, size);
+            return append(table, build, entry, size);
         seal_tail(table, build);
     }
     entry = add_chunk(table, build, CHUNK_BYTES);
     table->tail = entry->chunk->index;
-    return append(table, entry, size);
+    return append(table, build, entry, size);
 }
 
 void cache_chunks_forget(struct chunk_table *table, struct build *build, const struct cache_record *record)

@@ -69,6 +69,7 @@ static struct hash_node *node_create(struct build *build, size_t entries)
     struct hash_node *node = memory_zalloc(node_bytes(entries));
 
     shared_init(&node->shared, build->birth);
+    cache_count_bytes(build, (int64_t)node_bytes(entries));
     return node;
 }
 
@@ -79,6 +80,7 @@ static void node_unref(struct hash_node *node, size_t entries)
     for (size_t i = 0; i < entries; i++)
         if (node->entries[i])
             cache_hash_page_unref(entry_page(node->entries[i]));
+    cache_count_bytes(NULL, -(int64_t)node_bytes(entries));
     free(node);
 }
 

@@ -49,6 +49,7 @@ struct hash_page *cache_hash_page_create(struct build *build, uint16_t buckets, 
     page->depth = (uint16_t)depth;
     page->count = 0;
     memset(page->slots, 0, slot_bytes);
+    cache_count_bytes(build, (int64_t)cache_hash_page_bytes(page));
     return page;
 }
 
@@ -75,8 +76,10 @@ struct hash_page *cache_hash_page_copy(const struct hash_page *page, struct buil
 
 void cache_hash_page_unref(struct hash_page *page)
 {
-    if (shared_unref(&page->shared))
-        free(page);
+    if (!shared_unref(&page->shared))
+        return;
+    cache_count_bytes(NULL, -(int64_t)cache_hash_page_bytes(page));
+    free(page);
 }
 
 static uint64_t *next_bucket(struct hash_page *page, uint64_t *bucket)

@@ -56,8 +56,13 @@ static inline bool shared_unref(struct shared *shared)
 /* One build's identity and its cost: what the tests hold against "O(changed)". */
 struct build {
     uint64_t birth;
+    int64_t taken_bytes;   /* by parts it made, while it runs */
     uint64_t copied_bytes; /* of shared parts that had to be copied before they could be changed */
 };
+
+/* What all parts take, shared ones once (snapshot.c). `build` makes the part; NULL: it is freed or shrinks. */
+void cache_count_bytes(struct build *build, int64_t bytes);
+void cache_build_ended(const struct build *build);
 
 /* ---- records ----
  *
@@ -143,6 +148,7 @@ struct chunk {
     uint32_t index;      /* its place in the table of every version that lists it */
     uint32_t used;       /* header included; changed only by the build that claimed it */
     atomic_bool claimed; /* some build appends to it */
+    uint32_t counted;    /* bytes of it that cache_count_bytes() knows */
     size_t mapped;
 };
 _Static_assert(sizeof(struct chunk) <= CHUNK_HEADER_BYTES, "a chunk's header has its place");
@@ -371,6 +377,7 @@ struct cache_snapshot {
     struct cache_info info;
     struct order_index order;
     struct chunk_table chunks;
+    atomic_bool is_retired; /* not the current one any more */
 };
 
 struct cache_snapshot *cache_snapshot_create(const struct cache_snapshot *base, struct build *build);

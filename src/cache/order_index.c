@@ -37,6 +37,7 @@ static struct order_part *part_create(struct order_index *index, struct build *b
     part->count = 0;
     part->capacity = (uint32_t)capacity;
     index->bytes += part_bytes(part);
+    cache_count_bytes(build, (int64_t)part_bytes(part));
     return part;
 }
 
@@ -46,6 +47,7 @@ static void part_unref(struct order_part *part, enum level level)
         return;
     for (uint32_t i = 0; level > LEAF && i < part->count; i++)
         part_unref(part->items[i].part, level - 1);
+    cache_count_bytes(NULL, -(int64_t)part_bytes(part));
     free(part);
 }
 
@@ -266,9 +268,11 @@ void cache_order_trim(struct order_index *index)
     struct order_part *node = index->root->items[index->root->count - 1].part;
     struct order_part **leaf = &node->items[node->count - 1].part;
     index->bytes -= part_bytes(*leaf);
+    cache_count_bytes(NULL, -(int64_t)part_bytes(*leaf));
     (*leaf)->capacity = (uint32_t)rounded_capacity((*leaf)->count);
     *leaf = memory_realloc(*leaf, part_bytes(*leaf));
     index->bytes += part_bytes(*leaf);
+    cache_count_bytes(NULL, (int64_t)part_bytes(*leaf));
 }
 
 /* After a removal: an empty child goes, a sparse one is joined with a neighbour where both fit well into one. */

@@ -50,6 +50,31 @@ static void destroy(struct cache_snapshot *snapshot)
     free(snapshot);
 }
 
+/* ---- what is held beside the current versions ---- */
+
+static _Atomic int64_t all_bytes;      /* of parts */
+static _Atomic int64_t building_bytes; /* of these, made by builds that are under way */
+static _Atomic int64_t current_bytes;  /* of the versions in slots */
+
+void cache_count_bytes(struct build *build, int64_t bytes)
+{
+    atomic_fetch_add_explicit(&all_bytes, bytes, memory_order_relaxed);
+    if (!build)
+        return;
+    build->taken_bytes += bytes;
+    atomic_fetch_add_explicit(&building_bytes, bytes, memory_order_relaxed);
+}
+
+void cache_build_ended(const struct build *build)
+{
+    atomic_fetch_sub_explicit(&building_bytes, build->taken_bytes, memory_order_relaxed);
+}
+
+bool cache_snapshot_is_retired(const struct cache_snapshot *snapshot)
+{
+    return atomic_load_explicit(&snapshot->is_retired, memory_order_relaxed);
+}
+
 /* How many snapshots are being freed aside, so that a process can end without leaving one half freed. */
 static pthread_mutex_t aside_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t aside_done = PTHREAD_COND_INITIALIZER;
@@ -62,6 +87,15 @@ static void count_aside(unsigned by)
     if (aside_count == 0)
         pthread_cond_broadcast(&aside_done);
     pthread_mutex_unlock(&aside_lock);
+}
+
+uint64_t cache_pinned_bytes(void)
+{
+    pthread_mutex_lock(&aside_lock);
+    bool is_freeing = aside_count > 0;
+    pthread_mutex_unlock(&aside_lock);
+    int64_t bytes = atomic_load(&all_bytes) - atomic_load(&building_bytes) - atomic_load(&current_bytes);
+    return is_freeing ? CACHE_PINNED_UNKNOWN : bytes > 0 ? (uint64_t)bytes : 0;
 }
 
 void cache_drain(void)
@@ -147,7 +181,11 @@ static void retire(void *snapshot)
 void cache_slot_publish(struct cache_slot *slot, struct cache_snapshot *snapshot, struct loop_group *group)
 {
     struct cache_snapshot *old = atomic_exchange_explicit(&slot->current, snapshot, memory_order_acq_rel);
+    uint64_t before = old ? old->info.memory_bytes : 0, after = snapshot ? snapshot->info.memory_bytes : 0;
 
+    atomic_fetch_add_explicit(&current_bytes, (int64_t)(after - before), memory_order_relaxed);
+    if (old)
+        atomic_store_explicit(&old->is_retired, true, memory_order_relaxed);
     if (old)
         loop_group_synchronize(group, retire, old);
 }

@@ -146,10 +146,15 @@ static bool is_wider(const struct hydration_memory_entry *entry, const struct hy
 static void make_room(struct hydration_memory *memory, int64_t now_ns)
 {
     struct hydration_memory_entry *oldest;
-    while ((oldest = TAILQ_FIRST(&memory->by_age)) != NULL &&
-           (memory->entries.count > memory->entries_max || memory->bytes > memory->bytes_max ||
-            oldest->received_ns + VERSION_MS * CLOCK_NS_PER_MS <= now_ns || budget_is_full(BUDGET_HYDRATION)))
+    while ((oldest = TAILQ_FIRST(&memory->by_age)) != NULL) {
+        bool is_over = memory->entries.count > memory->entries_max || memory->bytes > memory->bytes_max ||
+                       oldest->received_ns + VERSION_MS * CLOCK_NS_PER_MS <= now_ns;
+        if (!is_over && !budget_is_full(BUDGET_HYDRATION))
+            break;
+        if (!is_over)
+            budget_count_refusal(BUDGET_HYDRATION);
         forget_entry(memory, oldest);
+    }
 }
 
 static void add_entry(struct hydration_memory *memory, uint64_t hash, struct hydration_event event,

@@ -192,6 +192,7 @@ test_fault() {
 
 # One greedy tenant for each shared resource; whole when it is named, like the fault tests.
 test_greedy() {
+    test_build release -Dcost=true || return 0 # memory is measured of the program as it is released, built as for test_cost
     export FRESHET_GREEDY_WHOLE=${FRESHET_GREEDY_WHOLE:-$([ "$TEST_ALL" = 1 ] && echo 0 || echo 1)}
     test_pytest greedy debug greedy
 }

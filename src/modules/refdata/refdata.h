@@ -33,6 +33,8 @@ struct refdata {
     struct refdata_holdings retired; /* dropped since the table was last published */
     struct refdata_queue full_loads, delta_loads;
     uint64_t memory_bytes;
+    uint64_t pinned_bytes;          /* of old versions that readers hold, when they were last counted */
+    struct loop_timer pinned_timer; /* counts them again */
     bool stopping;
 };
 

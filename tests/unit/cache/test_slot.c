@@ -124,10 +124,42 @@ static void every_read_sees_one_version_whole(void **state)
     assert_all_freed();
 }
 
+/* C6: of a version that is not current any more, until the last reader has left it. */
+static void old_versions_that_readers_hold_are_counted(void **state)
+{
+    struct loop_group *group = loop_group_create(1, 0);
+    struct cache_snapshot *held = build_version(NULL, 1);
+    uint64_t bytes = cache_snapshot_info(held)->memory_bytes;
+
+    (void)state;
+    atomic_init(&slot.current, NULL);
+    loop_group_start(group);
+    cache_snapshot_ref(held);
+    cache_slot_publish(&slot, held, group);
+    assert_int_equal(cache_pinned_bytes(), 0);
+    assert_false(cache_snapshot_is_retired(held));
+    cache_slot_publish(&slot, build_version(NULL, 2), group);
+    assert_true(cache_snapshot_is_retired(held));
+    assert_in_range(cache_pinned_bytes(), bytes / 2, bytes);
+    cache_slot_publish(&slot, build_version(NULL, 3), group); /* nobody holds version 2 */
+    while (cache_pinned_bytes() > bytes)
+        usleep(1000);
+    assert_in_range(cache_pinned_bytes(), bytes / 2, bytes);
+    cache_snapshot_unref(held);
+    while (cache_pinned_bytes() > 0)
+        usleep(1000);
+    cache_slot_publish(&slot, NULL, group);
+    loop_group_stop(group);
+    loop_group_destroy(group);
+    assert_all_freed();
+    assert_int_equal(cache_pinned_bytes(), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_read_sees_one_version_whole),
+        cmocka_unit_test(old_versions_that_readers_hold_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

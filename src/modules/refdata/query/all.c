@@ -1,5 +1,6 @@
 /* GET …/all (R5): the whole dictionary in bytewise key order, by pages of JSON or as one NDJSON stream. Both walk the
  * snapshot while the socket takes bytes; a reference keeps it alive, so that every line is of one version. */
+#include "base/budget.h"
 #include "base/buf.h"
 #include "base/hex.h"
 #include "base/json.h"
@@ -140,6 +141,13 @@ void refdata_get_all(struct http_request *request)
     }
     if (!refdata_barrier_pass(request, &reading, NULL, 0))
         return;
+    if (budget_is_full(
+            BUDGET_VERSIONS)) { /* it would keep this one in memory, after another has replaced it */
+        budget_count_refusal(BUDGET_VERSIONS);
+        (void)error_set(&error, STATUS_OVERLOADED, "readers keep too many old versions in memory");
+        http_send_error(request, &error);
+        return;
+    }
     /* JSON unless lines are asked for by name, and no less than JSON is. */
     unsigned lines = http_request_accepts(request, STR("application/x-ndjson"));
     if (lines && lines >= http_request_accepts(request, STR("application/json")))

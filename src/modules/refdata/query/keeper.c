@@ -2,11 +2,15 @@
  * for a pair that is not there yet. When a pair loads is schedule.c's business. */
 #include <stdlib.h>
 
+#include "base/budget.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "modules/refdata/query/reading.h"
 #include "modules/refdata/query/watch.h"
 #include "modules/refdata/refdata.h"
+
+enum { PINNED_MS = 50 };
 
 /* ---- the table readers see ---- */
 
@@ -99,6 +103,30 @@ void refdata_keeper_trim(struct refdata *refdata, const struct refdata_holding *
     uint64_t budget = (uint64_t)atomic_load(&refdata->catalog)->cache.memory_bytes_max;
     while (budget && refdata->memory_bytes > budget && evict_one(refdata, newest, "memory budget"))
         ;
+}
+
+/* ---- old versions that readers hold ---- */
+
+static void on_pinned_timer(struct loop_timer *timer)
+{
+    struct refdata *refdata = CONTAINER_OF(timer, struct refdata, pinned_timer);
+    uint64_t bytes = cache_pinned_bytes(), before = refdata->pinned_bytes;
+    if (bytes == CACHE_PINNED_UNKNOWN)
+        bytes = before;
+    if (bytes > before)
+        budget_add(BUDGET_VERSIONS, bytes - before);
+    else
+        budget_release(BUDGET_VERSIONS, before - bytes);
+    refdata->pinned_bytes = bytes;
+    if (bytes || before)
+        refdata_keeper_count_pinned(refdata);
+}
+
+void refdata_keeper_count_pinned(struct refdata *refdata)
+{
+    if (!refdata->pinned_timer.heap_at)
+        loop_timer_start(refdata->home, &refdata->pinned_timer,
+                         loop_now_ns(refdata->home) + PINNED_MS * CLOCK_NS_PER_MS, on_pinned_timer);
 }
 
 static struct refdata_holding *hold_pair(struct refdata *refdata, struct str tenant,

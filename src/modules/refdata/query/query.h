@@ -17,6 +17,8 @@ void refdata_keeper_preload_pair(struct refdata *refdata, struct str tenant,
 void refdata_keeper_update_health(struct refdata *refdata);
 void refdata_keeper_trim(struct refdata *refdata,
                          const struct refdata_holding *newest); /* to the memory budget */
+/* A version was replaced: what readers hold of old ones is charged a moment later, and until it is freed. */
+void refdata_keeper_count_pinned(struct refdata *refdata);
 /* A load or a question has come back. A dropped holding is freed with the last of them, after a grace period. */
 void refdata_keeper_unref(struct refdata_holding *holding);
 void refdata_keeper_clear(struct refdata *refdata); /* loops have ended: frees everything */

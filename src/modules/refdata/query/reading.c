@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "base/budget.h"
 #include "base/clock.h"
 #include "base/hex.h"
 #include "base/memory.h"
@@ -118,8 +119,13 @@ static enum http_source_state produce_pieces(void *context, struct buf *out, siz
         buf_put(out, pieces->piece.ptr, take);
         room -= take;
         pieces->piece = str_of(pieces->piece.ptr + take, pieces->piece.len - take);
-        if (pieces->piece.len)
+        if (!pieces->piece.len)
+            continue;
+        /* A long one that keeps an old version in memory: cut when there is no room for such versions. */
+        if (!cache_snapshot_is_retired(pieces->snapshot) || !budget_is_full(BUDGET_VERSIONS))
             return HTTP_SOURCE_MORE;
+        budget_count_refusal(BUDGET_VERSIONS);
+        return HTTP_SOURCE_FAIL;
     }
     return HTTP_SOURCE_END;
 }

@@ -221,6 +221,7 @@ static void swap(struct refdata_holding *holding, struct refdata_loaded *loaded)
                  LOG_CSTR("effect", "the last row of a key wins"));
     refdata_metrics_loaded(holding, loaded, local >= 0 && info->version > local);
     cache_slot_publish(&holding->slot, loaded->snapshot, refdata->loops);
+    refdata_keeper_count_pinned(refdata);
     refdata_watch_published(holding, before, loaded->snapshot, &loaded->change);
 }
 
