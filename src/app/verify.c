@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "app/books.h"
 #include "app/client.h"
 #include "app/commands.h"
 #include "base/clock.h"
@@ -452,6 +453,7 @@ int app_verify(int argc, char **argv)
     struct option_list urls = {0};
     struct option_words words;
     struct verify verify = {.patience_ms = 3000};
+    bool books = false;
     const struct option_row rows[] = {
         APP_CONFIG_ROW(config),
         {"--url", "URL", CLIENT_URL_HELP "; may be given several times", .list = &urls},
@@ -459,6 +461,8 @@ int app_verify(int argc, char **argv)
         {"--patience", "3s", "how long to wait for a pod with an older version (default 3s)",
          .duration_ms = &verify.patience_ms},
         {"--show-keys", NULL, "list keys that differ, up to 20 a pair", .flag = &verify.show_keys},
+        {"--books", NULL, "check that everything accepted is decided or carried; needs no pod",
+         .flag = &books},
         {.name = NULL},
     };
     int outcome = options_read_words(
@@ -466,10 +470,16 @@ int app_verify(int argc, char **argv)
         "Compares the content of pods with the database: version, number of items and digest of the dictionaries\n"
         "named, or of every configured dictionary and known tenant. Exit status 0 when all are equal, 1 when not.\n\n"
         "  freshet verify demo/COUNTRY --show-keys\n"
-        "  freshet verify --url http://pod-1:8080 --url http://pod-2:8080",
+        "  freshet verify --url http://pod-1:8080 --url http://pod-2:8080\n\n"
+        "With --books it compares what was accepted with what was decided, in all databases of the configuration, and\n"
+        "lists what is lost: neither decided nor carried by a message, an outbox or an engine. Exit status 1 then.",
         rows, &words);
     if (outcome != OPTIONS_RUN)
         return outcome;
+    if (books && (words.count || urls.count || token || verify.show_keys))
+        return app_misuse("verify", "--books takes no other option than --config and --patience");
+    if (books)
+        return app_books(config, verify.patience_ms);
     if (!check_words(&verify, &words) || !client_token_given("verify", token, &verify.token))
         return OPTIONS_WRONG;
     struct buf url_buffer = {0};

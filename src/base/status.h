@@ -50,6 +50,7 @@
     X(EXPECTATION_FAILED, "EXPECTATION_FAILED", "only 100-continue can be expected", 417, false)             \
     X(UPDATE_REFUSED, "UPDATE_REFUSED", "the database refused the update", 422, false)                       \
     X(SNAPSHOT_INCOMPLETE, "SNAPSHOT_INCOMPLETE", "not all chunks of the snapshot came in time", 422, false) \
+    X(COMMAND_LOST, "COMMAND_LOST", "the command of the update was lost before it was applied", 422, false)  \
     X(RATE_LIMITED, "RATE_LIMITED", "the tenant has sent too many requests", 429, true)                      \
     X(HEADERS_TOO_LARGE, "HEADERS_TOO_LARGE", "the header section is over the limit", 431, false)            \
     X(INTERNAL, "INTERNAL_ERROR", "something went wrong on our side", 500, true)                             \

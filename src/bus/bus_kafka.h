@@ -39,4 +39,14 @@ struct bus_kafka_config {
 enum status bus_kafka_create(const struct bus_kafka_config *config, struct bus **bus,
                              struct error *error) MUST_CHECK;
 
+/* Blocking, without a bus; of the configuration it needs the brokers and what it takes to connect. */
+struct bus_kafka_position {
+    int64_t end;       /* the offset of the next message */
+    int64_t committed; /* the group has settled all before it; -1 = it has no position */
+};
+/* `positions` has room for BUS_PARTITIONS_MAX; *count is 0 where there is no such topic. UNAVAILABLE when no broker answers. */
+enum status bus_kafka_positions(const struct bus_kafka_config *config, const char *topic, const char *group,
+                                int64_t deadline_ns, struct bus_kafka_position *positions, unsigned *count,
+                                struct error *error) MUST_CHECK;
+
 #endif

@@ -31,6 +31,8 @@ struct module_routes {
 };
 
 /* Life of a module: check (configuration alone) → start → [reload …] → stop → destroy. */
+struct books;
+struct db_conn;
 struct module {
     const char *name;
     const char *const *roles;             /* any of them switches it on; NULL-terminated */
@@ -75,6 +77,9 @@ struct module {
     enum status (*subscribe)(void *state, struct bus *events, struct error *error);
     /* For `freshet outbox`: in the store, or in each of each_database(). NULL-terminated; NULL = none. */
     const struct outbox_table *const *outboxes;
+    /* For `freshet verify --books`: what one database of it has accepted beside the rows of its outboxes (books.h), in the caller's read-only
+     * transaction, which sees one snapshot and which it may begin again. Blocks. NULL: nothing. */
+    enum status (*books)(struct books *books, struct db_conn *conn, struct error *error);
 };
 
 /* ---- health (C8): every role and component of the process, UP or DOWN ----

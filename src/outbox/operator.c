@@ -34,6 +34,12 @@ static const char *const change_templates[] = {
     [OUTBOX_CHANGE_UNLOCK] = CHANGE("@set_pending @unlock", "@live AND @leased"),
 };
 
+#define STUCK "@live AND e.@locked_until > now() + interval '2 hours'"
+static const char count_template[] =
+    "SELECT count(*), count(*) FILTER (WHERE (@live) IS NOT TRUE), count(*) FILTER (WHERE " STUCK "),"
+    "       array_to_string(ARRAY(SELECT e.@id::text FROM @table e WHERE " STUCK " LIMIT 20), ' ')"
+    " FROM @table e";
+
 const char *outbox_state_name(enum outbox_state state)
 {
     static const char *const names[] = {[OUTBOX_PENDING] = "pending",
@@ -74,5 +80,15 @@ enum status outbox_change(struct db_conn *conn, const struct outbox_table *table
         run_template(conn, table, change_templates[change], selection, deadline_ns, &rows, error);
     *count = status == STATUS_OK ? db_result_affected(rows) : 0;
     db_result_free(rows);
+    return status;
+}
+
+enum status outbox_count(struct db_conn *conn, const struct outbox_table *table, int64_t deadline_ns,
+                         struct db_result **counts, struct error *error)
+{
+    struct arena arena = ARENA(4096);
+    struct db_statement statement = outbox_sql_expand(table, count_template, &arena);
+    enum status status = db_query(conn, &statement, DB_NO_PARAMS, deadline_ns, counts, error);
+    arena_deinit(&arena);
     return status;
 }

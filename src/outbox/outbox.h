@@ -240,6 +240,10 @@ struct outbox_selection {   /* all conditions hold; empty = any */
 enum status outbox_list(struct db_conn *conn, const struct outbox_table *table, enum outbox_state state,
                         const struct outbox_selection *selection, int64_t deadline_ns,
                         struct db_result **rows, struct error *error) MUST_CHECK;
+/* For books: all rows, those published or failed, and those that no engine can claim, since their lease ends in more than the longest
+ * one that can be set. The ids of some of the last, with spaces between them. */
+enum status outbox_count(struct db_conn *conn, const struct outbox_table *table, int64_t deadline_ns,
+                         struct db_result **counts, struct error *error) MUST_CHECK;
 enum outbox_change {
     OUTBOX_CHANGE_RETRY,   /* FAILED ones become PENDING with their counts at zero */
     OUTBOX_CHANGE_DISCARD, /* FAILED ones count as published, keep their error, and are deleted by retention */

@@ -8,6 +8,7 @@
  *   group.c      its membership in Kafka's group, positions, commits, lag
  *   locks.c      the same without Kafka's group: partitions by locks of PostgreSQL
  *   partition.c  one partition of it: the queue, and the job that hands batches to the handler
+ *   positions.c  ends and committed offsets, for audits
  *
  * Threads: one polls the producer, one runs the upkeep, one polls each reader, beside those of librdkafka. Handlers run on
  * workers. A reader's thread waits for a handler only when a partition goes to another member:

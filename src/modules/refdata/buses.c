@@ -52,21 +52,27 @@ static enum status open_postgres(struct refdata_database *database, struct bus *
 
 /* ---- engines ---- */
 
+void refdata_buses_kafka_config(const struct kernel_kafka *kafka, struct arena *arena,
+                                struct bus_kafka_config *config)
+{
+    struct str brokers = STR("");
+    for (size_t i = 0; i < kafka->brokers.count; i++)
+        brokers = arena_printf(arena, "%.*s%s%.*s", STR_ARG(brokers), i ? "," : "",
+                               STR_ARG(kafka->brokers.items[i]));
+    config->brokers = brokers.ptr;
+    config->client_id = kafka->client_id.ptr;
+    config->security = kernel_engine_security(&kafka->tls, &kafka->sasl);
+    config->security.mechanism = kernel_sasl_mechanisms[kafka->mechanism];
+}
+
 enum status refdata_buses_open_kafka(const struct refdata *refdata, const struct bus_kafka_config *own,
                                      struct bus **bus, struct error *error)
 {
     const struct kernel_kafka *kafka = kernel_section(refdata->kernel, "kafka");
     struct bus_kafka_config config = *own;
-    struct str brokers = STR("");
     struct arena arena = ARENA(1024);
-    for (size_t i = 0; i < kafka->brokers.count; i++)
-        brokers = arena_printf(&arena, "%.*s%s%.*s", STR_ARG(brokers), i ? "," : "",
-                               STR_ARG(kafka->brokers.items[i]));
+    refdata_buses_kafka_config(kafka, &arena, &config);
     config.loop = refdata->home;
-    config.brokers = brokers.ptr;
-    config.client_id = kafka->client_id.ptr;
-    config.security = kernel_engine_security(&kafka->tls, &kafka->sasl);
-    config.security.mechanism = kernel_sasl_mechanisms[kafka->mechanism];
     config.replication = (unsigned)kafka->replication;
     config.session_ms = kafka->session_timeout_ms;
     config.keep_dead_ms = kernel_bus(refdata->kernel)->keep_dead_ms;
@@ -122,14 +128,13 @@ static bool is_needed(const struct refdata *refdata, enum refdata_need bus)
     return kernel_has_role(refdata->kernel, "relay") || kernel_has_role(refdata->kernel, "query");
 }
 
-/* The first database of the file has the names as they are, whatever a reload puts before it; others have their own name appended. */
-static void name_group(const struct refdata_database *database, struct str group, int engine,
-                       char out[REFDATA_GROUP_BYTES])
+void refdata_buses_name_group(const struct refdata_settings *settings, struct str database, struct str group,
+                              int engine, char out[REFDATA_GROUP_BYTES])
 {
-    const struct kernel_postgres *blocks = database->refdata->first->postgres.items;
-    bool is_plain = engine == KERNEL_POSTGRES || str_eq(database->name, blocks[0].name);
-    snprintf(out, REFDATA_GROUP_BYTES, "%.*s%s%s", STR_ARG(group), is_plain ? "" : ".",
-             is_plain ? "" : database->name.ptr);
+    const struct kernel_postgres *blocks = settings->postgres.items;
+    bool is_plain = engine == KERNEL_POSTGRES || str_eq(database, blocks[0].name);
+    snprintf(out, REFDATA_GROUP_BYTES, "%.*s%s%.*s", STR_ARG(group), is_plain ? "" : ".",
+             is_plain ? 0 : (int)database.len, database.ptr);
 }
 
 enum status refdata_buses_open(struct refdata_database *database, struct error *error)
@@ -146,9 +151,11 @@ enum status refdata_buses_open(struct refdata_database *database, struct error *
     buses->commands_topic = buses->shared ? kafka->commands_topic.ptr : REFDATA_COMMANDS;
     /* No more than there are connections for: a handler that waits for one takes a thread from those that accept updates. */
     buses->parallel = (unsigned)(buses->shared ? kafka->handlers : bus->handlers);
-    name_group(database, buses->shared ? kafka->group : STR(REFDATA_APPLY_GROUP), bus->commands,
-               buses->apply_group);
-    name_group(database, settings->redis.group, bus->invalidations, buses->pods_group);
+    refdata_buses_name_group(settings, database->name,
+                             buses->shared ? kafka->group : STR(REFDATA_APPLY_GROUP), bus->commands,
+                             buses->apply_group);
+    refdata_buses_name_group(settings, database->name, settings->redis.group, bus->invalidations,
+                             buses->pods_group);
 
     if (!buses->shared) {
         status = open_postgres(database, &buses->commands, error);

@@ -31,6 +31,16 @@ struct refdata_buses {
 
 /* On the home loop; from then on they are the site's. CONFIG when an engine's settings cannot be understood. */
 enum status refdata_buses_open(struct refdata_database *database, struct error *error) MUST_CHECK;
+/* The name of a database's own group: the first of the file has the name as it is, whatever a reload puts before it; others have
+ * their own name appended where an engine is shared. */
+struct refdata_settings;
+void refdata_buses_name_group(const struct refdata_settings *settings, struct str database, struct str group,
+                              int engine, char out[REFDATA_GROUP_BYTES]);
+/* How the file's `kafka:` is reached; texts are the file's or in the arena. The rest of *config stays. */
+struct arena;
+struct kernel_kafka;
+void refdata_buses_kafka_config(const struct kernel_kafka *kafka, struct arena *arena,
+                                struct bus_kafka_config *config);
 /* A Kafka bus that connects by the file's `kafka:`. Workers, target and topics are the caller's; the rest is filled in. */
 enum status refdata_buses_open_kafka(const struct refdata *refdata, const struct bus_kafka_config *own,
                                      struct bus **bus, struct error *error) MUST_CHECK;

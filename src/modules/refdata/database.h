@@ -133,6 +133,9 @@ bool refdata_adapter_is_up(const struct refdata_adapter *adapter); /* any loop: 
     .attempts = "attempt_count", .claims = "claim_count", .outages = "outage_count", .claim_id = "claim_id", \
     .locked_by = "locked_by", .locked_until = "locked_until", .next_attempt_at = "next_attempt_at",          \
     .last_error = "last_error"
+struct books;
+enum status refdata_books(struct books *books, struct db_conn *conn,
+                          struct error *error) MUST_CHECK;  /* books.c */
 extern const struct outbox_table refdata_outbox_table;      /* relay.c; for `freshet outbox` too */
 void refdata_relay_wake(struct refdata_database *database); /* any thread: something was committed here */
 void refdata_invalidations_hint(struct refdata_invalidations *invalidations, struct str tenant,

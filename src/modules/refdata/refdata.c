@@ -340,4 +340,5 @@ const struct module refdata_module = {
     .uses_store = uses_store,
     .provides = (const char *const[]){REFDATA_ENTITY_TYPE, NULL},
     .outboxes = (const struct outbox_table *const[]){&refdata_outbox_table, &refdata_command_table, NULL},
+    .books = refdata_books,
 };

@@ -178,6 +178,9 @@ static const struct setting_row update_rows[] = {
     {"keyKeep", SETTING_DURATION_MS, UPDATE_ROW(key_keep_ms),
      "How long an Idempotency-Key of POST /updates is stored after its first use.", "1h", 1000,
      30 * 24 * (int64_t)HOUR_MS, .reloadable = true},
+    {"auditAfter", SETTING_DURATION_MS, UPDATE_ROW(audit_ms),
+     "An update that is not decided for this long is audited: if its command was lost, it is published again or fails with COMMAND_LOST.",
+     "1m", 100, 24 * (int64_t)HOUR_MS, .reloadable = true},
     {.name = NULL},
 };
 

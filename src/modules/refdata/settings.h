@@ -50,6 +50,7 @@ struct refdata_update_settings { /* of the command and apply roles */
     int64_t snapshot_expire_ms;                            /* an incomplete one */
     int64_t keep_ms;     /* update_request and processed_event, once decided */
     int64_t key_keep_ms; /* update_key */
+    int64_t audit_ms;    /* an undecided update that is older is audited */
 };
 
 struct refdata_watch_settings {

@@ -50,6 +50,7 @@ void refdata_apply_metrics_register(void)
     metrics_register(&seconds_family);
     for (size_t i = 0; i < APPLY_RESULTS; i++)
         totals[i] = metric_series_get(&total_family, (struct str[]){str_from(names[i])});
+    refdata_audit_metrics_register();
     sizes = metric_series_get(&size_family, NULL);
     seconds = metric_series_get(&seconds_family, NULL);
 }

@@ -139,4 +139,8 @@ enum status refdata_batch_record(struct batch *batch, struct error *error) MUST_
 task_run_fn refdata_upkeep_step; /* its context is the database */
 int64_t refdata_upkeep_interval_ns(const struct refdata_catalog *catalog);
 
+/* ---- audit.c ---- */
+void refdata_audit_add(struct refdata_database *database); /* the task; in create() of the part */
+void refdata_audit_metrics_register(void);
+
 #endif

@@ -231,6 +231,7 @@ static void *create_apply(void *owner, struct error *error)
     database->applies = true;
     kernel_site_add_task(&database->site, "apply_upkeep", refdata_upkeep_step, database,
                          refdata_upkeep_interval_ns(database->catalog));
+    refdata_audit_add(database);
     const struct bus_subscription subscription = {.topic = database->buses.commands_topic,
                                                   .group = database->buses.apply_group,
                                                   .mode = BUS_SHARED,

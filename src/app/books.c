@@ -1,0 +1,149 @@
+/* `freshet verify --books`: is everything that was accepted decided, or does something carry it? One snapshot of each database; for
+ * what an engine carries, the engine is asked too. A line for each kind, and a line for each thing that is lost or doubled. */
+#include "app/books.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "app/commands.h"
+#include "app/options.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "kernel/books.h"
+#include "kernel/store.h"
+#include "outbox/outbox.h"
+
+enum { CULPRITS_SHOWN_MAX = 20, STATEMENT_MS = 10 * 60 * 1000 };
+
+struct books_run {
+    struct books books;
+    const struct module
+        *module; /* of the current database; NULL: those that keep their tables in the store */
+    uint64_t wrong_count, failed_count;
+    struct buf culprits; /* lines, printed after the table */
+    unsigned shown;      /* of the current database */
+};
+
+static struct books_run *run_of(struct books *books)
+{
+    return CONTAINER_OF(books, struct books_run, books);
+}
+
+static void print_line(struct books *books, const struct books_line *line)
+{
+    struct books_run *run = run_of(books);
+    int64_t carried = line->accepted - line->decided - line->lost - line->doubled;
+    run->wrong_count += (uint64_t)(line->lost + line->doubled);
+    printf("%-12s %-34s %10lld %10lld %10lld %8lld %8lld\n", books->target->name, line->kind,
+           (long long)line->accepted, (long long)line->decided, (long long)carried, (long long)line->lost,
+           (long long)line->doubled);
+}
+
+static void note_culprit(struct books *books, const char *kind, struct str id, const char *why)
+{
+    struct books_run *run = run_of(books);
+    if (run->shown++ < CULPRITS_SHOWN_MAX)
+        buf_printf(&run->culprits, "WRONG %s %s %.*s: %s\n", books->target->name, kind, STR_ARG(id), why);
+}
+
+/* The rows of an outbox carry themselves until they are published or failed. */
+static enum status count_outbox(struct books_run *run, struct db_conn *conn, const struct outbox_table *table,
+                                struct error *error)
+{
+    struct db_result *counts = NULL;
+    enum status status = outbox_count(conn, table, run->books.deadline_ns, &counts, error);
+    if (status == STATUS_OK) {
+        struct books_line line = {.kind = table->name,
+                                  .accepted = db_result_i64(counts, 0, 0),
+                                  .decided = db_result_i64(counts, 0, 1),
+                                  .lost = db_result_i64(counts, 0, 2)};
+        struct str ids = db_result_str(counts, 0, 3), id;
+        for (bool more = ids.len > 0; more;) {
+            more = str_split(&ids, ' ', &id);
+            note_culprit(&run->books, line.kind, more ? id : ids,
+                         "its lease ends in hours: `freshet outbox unlock` frees it");
+        }
+        print_line(&run->books, &line);
+    }
+    db_result_free(counts);
+    return status;
+}
+
+static enum status read_module(struct books_run *run, const struct module *module, struct db_conn *conn,
+                               struct error *error)
+{
+    enum status status = STATUS_OK;
+    for (const struct outbox_table *const *at = module->outboxes; at && *at && status == STATUS_OK; at++)
+        status = count_outbox(run, conn, *at, error);
+    if (status == STATUS_OK && module->books)
+        status = module->books(&run->books, conn, error);
+    return status;
+}
+
+static void read_database(const struct db_target *target, void *arg)
+{
+    struct books_run *run = arg;
+    struct error error = {0};
+    struct db_pool *pool = NULL;
+    struct db_conn *conn = NULL;
+    struct db_target patient = *target;
+    run->books.target = &patient;
+    run->books.deadline_ns = clock_deadline_ms(STATEMENT_MS);
+    run->shown = 0;
+    enum status status = db_pool_create(&patient, &pool, &error);
+    if (status == STATUS_OK)
+        status = db_acquire(pool, run->books.deadline_ns, &conn, &error);
+    for (const struct module *const *at = app_modules; *at && status == STATUS_OK; at++) {
+        if (run->module ? run->module != *at : !(*at)->keeps_store)
+            continue;
+        status = db_begin(conn, DB_REPEATABLE_READ_ONLY, run->books.deadline_ns, &error);
+        if (status == STATUS_OK)
+            status = db_transaction_timeout(conn, STATEMENT_MS, run->books.deadline_ns, &error);
+        if (status == STATUS_OK)
+            status = read_module(run, *at, conn, &error);
+        /* A database that was not migrated for the module has nothing of it. */
+        if (status == STATUS_DB_ERROR && strcmp(db_sqlstate(conn), "42P01") == 0 && !run->module)
+            status = STATUS_OK;
+        db_rollback(conn);
+    }
+    if (status != STATUS_OK) {
+        (void)app_fail("verify", "database %s%s%s: %s", target->name, pool ? " at " : "",
+                       pool ? db_pool_address(pool) : "", error.message);
+        run->failed_count++;
+    }
+    if (run->shown > CULPRITS_SHOWN_MAX)
+        buf_printf(&run->culprits, "and %u more in %s\n", run->shown - CULPRITS_SHOWN_MAX, target->name);
+    db_release(conn);
+    db_pool_destroy(pool);
+}
+
+int app_books(const char *config_path, int64_t patience_ms)
+{
+    struct books_run run = {
+        .books = {.patience_ms = patience_ms, .on_line = print_line, .on_culprit = note_culprit}};
+    struct db_target store;
+    log_set_level(LOG_LEVEL_ERROR); /* failures are lines of the result */
+    run.books.config = app_config_load(config_path);
+    if (!run.books.config)
+        return 1;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    printf("%-12s %-34s %10s %10s %10s %8s %8s\n", "database", "kind", "accepted", "decided", "carried",
+           "lost", "doubled");
+    for (const struct module *const *at = app_modules; *at; at++)
+        if ((*at)->each_database) {
+            run.module = *at;
+            (*at)->each_database(run.books.config, config_section(run.books.config, (*at)->section->name),
+                                 read_database, &run);
+        }
+    run.module = NULL;
+    if (kernel_store_find(run.books.config, app_modules, &store))
+        read_database(&store, &run);
+    printf("%.*s", STR_ARG(buf_str(&run.culprits)));
+    if (run.wrong_count)
+        (void)app_fail("verify", "%llu without a carrier, or with several",
+                       (unsigned long long)run.wrong_count);
+    buf_deinit(&run.culprits);
+    config_free(run.books.config);
+    return run.wrong_count || run.failed_count ? 1 : 0;
+}

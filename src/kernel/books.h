@@ -1,0 +1,28 @@
+/* The books: everything that was accepted, and what became of it (`freshet verify --books`).
+ *
+ * A kind of accepted things has one line for each database: how many were accepted and are still kept, how many of them are decided, and
+ * how many wait with a carrier (GLOSSARY.md). The rest are named one by one: those without a carrier, and those with several. */
+#ifndef FRESHET_KERNEL_BOOKS_H
+#define FRESHET_KERNEL_BOOKS_H
+
+#include "db/db.h"
+#include "kernel/config.h"
+
+struct books_line {
+    const char *kind; /* "update"; a table's name where its rows carry themselves */
+    int64_t accepted, decided;
+    int64_t lost, doubled; /* without a carrier; with several. The others are carried */
+};
+
+/* What a module's books() gets, and calls. */
+struct books {
+    struct config *config;
+    const struct db_target *target;
+    int64_t patience_ms; /* how long to wait until an engine shows what it has */
+    int64_t deadline_ns; /* of statements */
+    void (*on_line)(struct books *books, const struct books_line *line);
+    /* Names one that is lost or doubled, before its line. */
+    void (*on_culprit)(struct books *books, const char *kind, struct str id, const char *why);
+};
+
+#endif

@@ -1,0 +1,143 @@
+"""Everything accepted ends: `freshet verify --books` names what nothing carries any more, and the auditor decides it (R1, R10, R11)."""
+import contextlib
+
+import pytest
+
+from lib.freshet import run
+from lib.refdata import TENANT, pod, refdata_db  # noqa: F401
+from lib.wait import eventually
+from lib.writers import chunks, commit, delta, status_path, updates_path
+
+COMMAND, APPLY = ("--roles", "command"), ("--roles", "apply")
+
+
+def settings(**updates):
+    changes = pod("A", "B")
+    changes["refdata"]["updates"] = {"auditAfter": "100ms", **updates}
+    return changes
+
+
+@pytest.fixture
+def accept(serve, refdata_db, token):  # noqa: F811
+    """accept(body…) posts to a process that only accepts; the client is accept.client."""
+    server = serve(refdata_db, settings(), args=COMMAND)
+    client = server.client(token(TENANT))
+
+    def post(*bodies):
+        for body in bodies:
+            assert client.post(updates_path("ASYNC"), body).status == 202
+        return [body["eventId"] for body in bodies]
+    post.client, post.server = client, server
+    return post
+
+
+def books(server, *args):
+    """(exit status, {kind: (accepted, decided, carried, lost, doubled)}, lines that name something)."""
+    done = run("verify", "--books", "--config", server.config_path, *args, env={**server.env, "FRESHET_FAILPOINTS": ""})
+    assert done.returncode in (0, 1) and done.stdout, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()[1:] if not line.startswith(("WRONG ", "and "))]
+    named = [line for line in done.stdout.splitlines() if line.startswith("WRONG ")]
+    return done.returncode, {words[1]: tuple(map(int, words[2:])) for words in lines}, named
+
+
+def lose(database, *event_ids):
+    """Their messages are gone."""
+    database.query("delete from platform.bus_message where topic = 'refdata.commands' and headers && %s", (list(event_ids),))
+
+
+def state(accept, event_id):
+    found = accept.client.get(status_path(event_id)).json()
+    return found["status"], found.get("errorCode")
+
+
+def test_an_update_whose_message_is_gone_is_named_and_fails(serve, refdata_db, accept):  # noqa: F811
+    """R1, R2, R10: the others are applied, each once."""
+    before, lost, after = accept(delta("A", {"k": 1}), delta("A", {"k": 2}), delta("B", {"k": 3}))
+    status, lines, named = books(accept.server)
+    assert (status, lines["update"], named) == (0, (3, 0, 3, 0, 0), [])
+    lose(refdata_db, lost)
+    status, lines, named = books(accept.server)
+    assert (status, lines["update"]) == (1, (3, 0, 2, 1, 0))
+    assert len(named) == 1 and lost in named[0] and "not on the bus any more" in named[0]
+    server = serve(refdata_db, settings(), args=APPLY)
+    eventually(lambda: state(accept, lost) == ("FAILED", "COMMAND_LOST"))
+    for event_id in (before, after):
+        eventually(lambda: state(accept, event_id) == ("COMMITTED", None))  # pylint: disable=cell-var-from-loop
+    status, lines, named = books(accept.server)
+    assert (status, lines["update"], named) == (0, (3, 3, 0, 0, 0), [])
+    assert refdata_db.query("select dict_code, version from refdata.dictionary_meta order by 1") == [("A", 1), ("B", 1)]
+    assert len(server.logs(event="update_lost", eventId=lost, result="failed")) == 1
+    eventually(lambda: server.metrics()['refdata_audit_total{result="failed"}'] == 1)
+    # A message that turns up after all has no effect.
+    assert refdata_db.value("select count(*) from refdata.processed_event where event_id = %s", (lost,)) == 1
+
+
+def rounds(database):
+    return database.value("select due_at from refdata.audit")
+
+
+def test_an_update_that_waits_in_a_queue_is_left_alone(serve, refdata_db, accept):  # noqa: F811
+    """R10: however long it takes until a process handles its partition."""
+    with contextlib.closing(refdata_db.connect()) as other, other.cursor() as cursor:
+        (event_id,) = accept(delta("A", {"k": 1}))
+        other.autocommit = False
+        cursor.execute("select from platform.bus_cursor where topic = 'refdata.commands' for update")
+        server = serve(refdata_db, settings(), args=APPLY)
+        for _ in range(4):
+            seen = rounds(refdata_db)
+            eventually(lambda: rounds(refdata_db) > seen)  # pylint: disable=cell-var-from-loop
+        assert state(accept, event_id) == ("PENDING", None)
+        assert books(accept.server)[0] == 0
+        other.rollback()
+    eventually(lambda: state(accept, event_id) == ("COMMITTED", None))
+    assert not server.logs(event="update_lost")
+
+
+def test_chunks_end_with_their_snapshot_or_without(serve, refdata_db, accept):  # noqa: F811
+    """R8: a chunk that was applied is carried by its snapshot, to its deadline; chunks that all were lost have none."""
+    half, gone = chunks("A", {"a": 1, "b": 2}, 2), chunks("B", {"a": 1, "b": 2}, 2)
+    staged, missing = accept(*half)
+    lost = accept(*gone)
+    lose(refdata_db, missing, *lost)
+    assert books(accept.server)[1]["update"] == (4, 0, 1, 3, 0)
+    serve(refdata_db, settings(snapshotExpiry="2s"), args=APPLY)
+    for event_id in lost:
+        eventually(lambda: state(accept, event_id) == ("FAILED", "COMMAND_LOST"))  # pylint: disable=cell-var-from-loop
+    eventually(lambda: state(accept, staged) == ("FAILED", "SNAPSHOT_INCOMPLETE"))
+    # Its snapshot, once begun, decides it too.
+    eventually(lambda: state(accept, missing)[0] == "FAILED")
+    assert books(accept.server)[0] == 0
+
+
+def test_a_command_that_is_there_twice_is_named_and_has_one_effect(serve, refdata_db, accept):  # noqa: F811
+    (event_id,) = accept(delta("A", {"k": 1}))
+    refdata_db.query("insert into platform.bus_message select topic, partition, message_offset + 1, key, headers, payload, created_at"
+                     " from platform.bus_message where headers && %s", ([event_id],))
+    refdata_db.query("update platform.bus_partition set next_offset = 2 where next_offset = 1 and topic = 'refdata.commands'")
+    status, lines, named = books(accept.server)
+    assert (status, lines["update"]) == (1, (1, 0, 0, 0, 1)) and event_id in named[0]
+    serve(refdata_db, settings(), args=APPLY)
+    eventually(lambda: state(accept, event_id) == ("COMMITTED", None))
+    eventually(lambda: books(accept.server)[0] == 0)
+    assert refdata_db.value("select version from refdata.dictionary_meta where dict_code = 'A'") == 1
+
+
+def test_an_event_with_a_lease_that_never_ends_is_named(serve, refdata_db, token):  # noqa: F811
+    """O1: such as after the database's clock was set back."""
+    server = serve(refdata_db, settings(), args=("--roles", "command,apply"))
+    assert commit(server.client(token(TENANT)), delta("A", {"k": 1})).status == 200
+    assert books(server)[1]["refdata.outbox_event"] == (1, 0, 1, 0, 0)
+    refdata_db.query("update refdata.outbox_event set locked_until = now() + interval '1 day'")
+    status, lines, named = books(server)
+    assert (status, lines["refdata.outbox_event"]) == (1, (1, 0, 0, 1, 0)) and "outbox unlock" in named[0]
+    done = run("outbox", "unlock", "--all", "--config", server.config_path, env=server.env)
+    assert done.returncode == 0, done.stderr
+    assert books(server)[0] == 0
+
+
+def test_a_database_that_does_not_answer_is_no_proof(serve, refdata_db, accept, tmp_path):  # noqa: F811
+    config = tmp_path / "elsewhere.yaml"
+    with open(accept.server.config_path, encoding="utf-8") as file:
+        config.write_text(file.read().replace(f"/{refdata_db.name}", "/nowhere"))
+    done = run("verify", "--books", "--config", config, env=accept.server.env)
+    assert done.returncode == 1 and "nowhere" in done.stderr
