@@ -3,6 +3,8 @@ import contextlib
 
 import pytest
 
+from lib import notification
+from lib.entitlement import SCOPES, grant
 from lib.freshet import run
 from lib.refdata import TENANT, pod, refdata_db  # noqa: F401
 from lib.wait import eventually
@@ -141,3 +143,33 @@ def test_a_database_that_does_not_answer_is_no_proof(serve, refdata_db, accept, 
         config.write_text(file.read().replace(f"/{refdata_db.name}", "/nowhere"))
     done = run("verify", "--books", "--config", config, env=accept.server.env)
     assert done.returncode == 1 and "nowhere" in done.stderr
+
+
+# ---- events ----
+
+ENTITLEMENT = ("--roles", "entitlement")
+
+
+def test_an_event_that_was_published_and_lost_is_named_and_published_again(serve, refdata_db, token):  # noqa: F811
+    """N1, O1: such as one that the bus deleted before notification ran; each grant has one notification."""
+    changes = {**notification.FAST, "notification": {**notification.FAST.get("notification", {}), "audit-after": "100ms"}}
+    server = serve(refdata_db, changes, args=ENTITLEMENT)
+    client = server.client(token(TENANT, scope=SCOPES))
+    assert grant(client, "first").status == 200
+    other = serve(refdata_db, changes, args=notification.ROLE)
+    eventually(lambda: notification.statuses(refdata_db, "first") == ["SENT"])
+    other.stop()
+    for user in ("lost", "kept"):
+        assert grant(client, user).status == 200
+    eventually(lambda: books(server)[1]["entitlement.events"] == (3, 1, 2, 0, 0))
+    lost = refdata_db.value("select event_id::text from entitlement.outbox_events where payload like '%%\"lost\"%%'")
+    refdata_db.query("delete from platform.bus_message where topic = %s and headers && %s", (notification.TOPIC, [lost]))
+    status, lines, named = books(server)
+    assert (status, lines["entitlement.events"]) == (1, (3, 1, 1, 1, 0)) and len(named) == 1 and lost in named[0]
+    other.start()
+    for user in ("first", "lost", "kept"):
+        eventually(lambda: notification.statuses(refdata_db, user) == ["SENT"])  # pylint: disable=cell-var-from-loop
+    eventually(lambda: books(server)[:2] == (0, {**lines, "entitlement.events": (3, 3, 0, 0, 0),
+                                                 "notification.notifications": (3, 3, 0, 0, 0)}))
+    assert len(other.logs(event="event_lost", eventId=lost, result="lost")) == 1
+    assert len(other.logs(event="event_lost")) == 1

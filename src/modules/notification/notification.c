@@ -111,6 +111,9 @@ static const struct setting_row notification_rows[] = {
     {"hydration", SETTING_OBJECT, ROW(hydration),
      "Whether the title of the item is looked up at its owner and added to the notification.", "",
      .rows = hydration_use_rows_on},
+    {"audit-after", SETTING_DURATION_MS, ROW(audit_ms),
+     "A published event that did not become a notification for this long is audited: if it was lost, it is published again.",
+     "5m", 100, 24 * HOUR_MS},
     {.name = NULL},
 };
 
@@ -263,6 +266,7 @@ static enum status start_notification(struct kernel *kernel, const void *section
                              notification_deliver, notification);
     notification_dead_letters_create(notification);
     add_retention(notification);
+    notification_audit_add(notification);
     *state = notification;
     return STATUS_OK;
 }
@@ -282,7 +286,7 @@ const struct module notification_module = {
                                                &notification_deliveries_family,
                                                &notification_delivery_seconds_family,
                                                &notification_dead_letters_family, &notification_dead_family,
-                                               &overdue_family, NULL},
+                                               &overdue_family, &notification_audit_family, NULL},
     .migrations = notification_migrations,
     .check = check_settings,
     .start = start_notification,
@@ -291,4 +295,5 @@ const struct module notification_module = {
     .keeps_store = true,
     .each_topic = each_notification_topic,
     .subscribe = subscribe_notification,
+    .books = notification_books,
 };

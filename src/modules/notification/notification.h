@@ -9,6 +9,7 @@
  *   notifications ── claimed by the outbox engine (delivery.c) ──▶ log or webhook ──▶ SENT, retried, or FAILED:
  *   a trigger then writes notification_dlq
  *
+ *   audit.c         finds events that were published and never arrived, and has them published again
  *   event.c         an event of entitlements as it is read from the bus
  *   inbox.c         GET /v1/users/{user_id}/notifications and the debug inbox
  *   notification.c  settings, retention, life, health
@@ -59,6 +60,7 @@ struct notification_settings {
         int64_t days, interval_ms;
     } retention;
     struct hydration_use hydration;
+    int64_t audit_ms; /* an event that was published and is not handled for this long is audited */
 };
 
 /* Signs webhooks; empty = they are not signed. The environment's, to the process's end. */
@@ -81,6 +83,12 @@ extern struct metric_family notification_events_family, notification_lag_family;
 void notification_titles_init(struct notification *notification);
 enum status notification_consumer_subscribe(struct notification *notification, struct bus *bus,
                                             struct error *error) MUST_CHECK;
+
+/* ---- audit.c ---- */
+extern struct metric_family notification_audit_family;
+void notification_audit_add(struct notification *notification);
+struct books;
+enum status notification_books(struct books *books, struct db_conn *conn, struct error *error) MUST_CHECK;
 
 /* ---- delivery.c ---- */
 extern struct metric_family notification_deliveries_family, notification_delivery_seconds_family;

@@ -1,0 +1,175 @@
+/* The auditor of events: an event of entitlements that was published and never arrived here (sql/notification/003_audit.sql) is published
+ * again from its outbox. An event that arrives twice has no effect.
+ *
+ * On PostgreSQL a lost event is known: no message has it. On NATS it is known once a later event has been handled. Without a later one, a few of
+ * the oldest are published again in each step, twice as many as long as they arrive: a consumer that is only slow gets few repetitions. */
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/metrics.h"
+#include "kernel/books.h"
+#include "modules/notification/notification.h"
+
+enum {
+    STEP_MS = 30000,
+    INTERVAL_MIN_MS = 50,
+    INTERVAL_MAX_MS = 60000,
+    PROBES_MIN = 10,
+    PROBES_MAX = 1000,
+    ACK_WAITS = 3, /* so long a message may be redelivered after a later one was handled */
+};
+#define DAY_MS (INT64_C(24) * 3600 * 1000)
+#define FOR_EVER_MS (3650 * DAY_MS)
+
+struct metric_family notification_audit_family = {
+    .name = "freshet_notifications_audit_total",
+    .help = "Events published again: lost, and probes (on NATS, not known to be lost).",
+    .type = METRIC_COUNTER,
+    .labels = {"result", NULL},
+};
+
+/* $1 topic, NULL on NATS, $2 group, $3 age in ms, $4 pause, $5 redelivery, $6 keep, $7 probes. */
+static const struct db_statement audit_sql =
+    DB_STATEMENT("SELECT tenant_id, event_id, aggregate_key, is_lost::int"
+                 " FROM notification.audit_events($1, $2, $3, $4, $5, $6, $7)");
+
+/* $1 topic, $2 group, $3 keep in ms, $4 redelivery in ms. Events that an operator discarded have an error. */
+static const struct db_statement books_sql = DB_STATEMENT(
+    "SELECT (SELECT count(*) FROM entitlement.outbox_events e WHERE e.status = 'PUBLISHED' AND e.last_error IS NULL"
+    "         AND e.published_at >= now() - $3 * interval '1 ms'),"
+    "       count(*), count(*) FILTER (WHERE u.is_lost)"
+    " FROM notification.unhandled($1, $2, now() - $3 * interval '1 ms', 'infinity', $4 * interval '1 ms') u");
+static const struct db_statement lost_sql = DB_STATEMENT(
+    "SELECT u.tenant_id, u.event_id, u.aggregate_key"
+    " FROM notification.unhandled($1, $2, now() - $3 * interval '1 ms', 'infinity', $4 * interval '1 ms') u"
+    " WHERE u.is_lost ORDER BY u.published_at LIMIT 1000");
+
+struct notification_audit {
+    struct notification *notification;
+    int64_t probes;
+    size_t probed; /* in the last step */
+    bool is_failing;
+};
+
+static struct db_param topic_param(const struct kernel_bus_settings *bus)
+{
+    return bus->events == KERNEL_NATS ? db_null(DB_TEXT) : db_cstr(NOTIFICATION_TOPIC);
+}
+
+static int64_t redelivery_ms(const struct notification_settings *settings)
+{
+    int64_t waits_ms = ACK_WAITS * settings->nats.ack_wait_ms;
+    return settings->audit_ms > waits_ms ? settings->audit_ms : waits_ms;
+}
+
+/* processed_events are kept for so long: of older events nothing is known. */
+static int64_t keep_ms(const struct notification_settings *settings)
+{
+    return settings->retention.enabled ? settings->retention.days * DAY_MS : FOR_EVER_MS;
+}
+
+static int64_t audit_interval_ms(const struct notification_settings *settings)
+{
+    int64_t interval_ms = settings->audit_ms / 2;
+    return interval_ms < INTERVAL_MIN_MS   ? INTERVAL_MIN_MS
+           : interval_ms > INTERVAL_MAX_MS ? INTERVAL_MAX_MS
+                                           : interval_ms;
+}
+
+static void report_published(struct notification_audit *audit, const struct db_result *rows)
+{
+    size_t before = audit->probed;
+    audit->probed = 0;
+    for (size_t i = 0; i < db_result_rows(rows); i++) {
+        bool is_lost = db_result_i64(rows, i, 3) == 1;
+        const char *result = is_lost ? "lost" : "probe";
+        audit->probed += !is_lost;
+        metric_add(metric_series_get(&notification_audit_family, (struct str[]){str_from(result)}), 1);
+        log_warn("event_lost", LOG_STR("eventId", db_result_str(rows, i, 1)),
+                 LOG_STR("tenantId", db_result_str(rows, i, 0)),
+                 LOG_STR("aggregateKey", db_result_str(rows, i, 2)), LOG_CSTR("result", result));
+    }
+    bool arrive = before > 0 && (int64_t)before >= audit->probes;
+    audit->probes = arrive && audit->probes < PROBES_MAX ? 2 * audit->probes : audit->probes;
+    if (audit->probed == 0)
+        audit->probes = PROBES_MIN;
+}
+
+static int64_t audit_step(struct task *task, void *context)
+{
+    struct notification_audit *audit = context;
+    const struct notification_settings *settings = audit->notification->settings;
+    struct kernel *kernel = audit->notification->kernel;
+    int64_t interval_ms = audit_interval_ms(settings);
+    struct db_result *rows = NULL;
+    struct error error = {0};
+    (void)task;
+    enum status status = kernel_store_query(
+        kernel, &audit_sql,
+        DB_PARAMS(topic_param(kernel_bus(kernel)), db_text(settings->nats.durable),
+                  db_i64(settings->audit_ms), db_i64(interval_ms), db_i64(redelivery_ms(settings)),
+                  db_i64(keep_ms(settings)), db_int(audit->probes)),
+        clock_deadline_ms(STEP_MS), &rows, &error);
+    if (status == STATUS_OK)
+        report_published(audit, rows);
+    db_result_free(rows);
+    bool is_failing = status != STATUS_OK && status != STATUS_CANCELLED && status != STATUS_UNAVAILABLE;
+    if (is_failing && !audit->is_failing)
+        log_warn("audit_failed", LOG_CSTR("database", "store"), LOG_ERROR_FIELDS(&error));
+    audit->is_failing = is_failing;
+    return TASK_MS(interval_ms);
+}
+
+void notification_audit_add(struct notification *notification)
+{
+    struct kernel_site *site = kernel_store(notification->kernel);
+    struct notification_audit *audit = arena_zalloc(&site->arena, sizeof *audit);
+    audit->notification = notification;
+    audit->probes = PROBES_MIN;
+    kernel_site_add_task(site, "audit", audit_step, audit,
+                         TASK_MS(audit_interval_ms(notification->settings)));
+}
+
+/* ---- books ---- */
+
+static enum status count_deliveries(struct books *books, struct db_conn *conn, struct error *error)
+{
+    struct db_result *counts = NULL;
+    enum status status = outbox_count(conn, &notification_delivery_table, books->deadline_ns, &counts, error);
+    if (status == STATUS_OK)
+        books->on_line(books, &(struct books_line){.kind = notification_delivery_table.name,
+                                                   .accepted = db_result_i64(counts, 0, 0),
+                                                   .decided = db_result_i64(counts, 0, 1),
+                                                   .lost = db_result_i64(counts, 0, 2)});
+    db_result_free(counts);
+    return status;
+}
+
+enum status notification_books(struct books *books, struct db_conn *conn, struct error *error)
+{
+    const struct notification_settings *settings = config_section(books->config, "notification");
+    const struct db_param params[] = {topic_param(config_section(books->config, "bus")),
+                                      db_text(settings->nats.durable), db_i64(keep_ms(settings)),
+                                      db_i64(redelivery_ms(settings)), DB_END};
+    struct db_result *counts = NULL, *lost = NULL;
+    struct books_line line = {.kind = "entitlement.events"};
+    enum status status = count_deliveries(books, conn, error);
+    if (status == STATUS_OK)
+        status = db_query(conn, &books_sql, params, books->deadline_ns, &counts, error);
+    if (status == STATUS_OK)
+        status = db_query(conn, &lost_sql, params, books->deadline_ns, &lost, error);
+    for (size_t i = 0; status == STATUS_OK && i < db_result_rows(lost); i++) {
+        struct str id = db_result_str(lost, i, 1);
+        books->on_culprit(books, line.kind, id,
+                          "was published, and neither became a notification nor is on the bus");
+    }
+    if (status == STATUS_OK) {
+        line.accepted = db_result_i64(counts, 0, 0);
+        line.decided = line.accepted - db_result_i64(counts, 0, 1);
+        line.lost = db_result_i64(counts, 0, 2);
+        books->on_line(books, &line);
+    }
+    db_result_free(counts);
+    db_result_free(lost);
+    return status;
+}
