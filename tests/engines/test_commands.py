@@ -255,6 +255,7 @@ def test_an_update_of_a_dictionary_that_moves_to_another_database_is_decided_the
     def start(home, *roles):
         settings = pod({"code": "D", "postgres": home}, {"code": "E", "postgres": "shop"})
         settings["refdata"]["postgres"] = databases
+        settings["refdata"]["updates"] = {"auditAfter": "100ms"}
         return serve(refdata_db, settings, args=roles)
 
     try:
@@ -270,7 +271,10 @@ def test_an_update_of_a_dictionary_that_moves_to_another_database_is_decided_the
         server = start("shop")
         with server.client(token("demo")) as client:
             eventually(lambda: client.get(status_path(body["eventId"])).json()["status"] == "COMMITTED")
+        # The auditor copies the decision into the row of the old one.
+        eventually(lambda: refdata_db.query("select status, committed_version from refdata.update_request") == [("COMMITTED", 1)])
         assert (items_of(refdata_db, "D"), items_of(other, "D")) == ({}, {"a": 1})
+        assert other.value("select count(*) from refdata.outbox_event") == 1
     finally:
         server.stop()
         other.drop()

@@ -56,6 +56,7 @@ class Cluster(Processes):
         preload = [f"{TENANT}/{code}" for code in CODES]
         settings = pod(*DICTIONARIES, cache={**CACHE, "sweepInterval": "1s", "preload": preload}, **changes)
         settings["refdata"]["outbox"] = {"lease": "2s"}  # of a relay that died
+        settings["refdata"]["updates"] = {"auditAfter": "500ms"}  # the auditor decides nothing that is carried
         super().__init__(lambda args: serve.make(database, settings, args=args), roles)
         self.writable = [server for server, args in zip(self.servers, roles) if not args or "command" in args[-1]]
 

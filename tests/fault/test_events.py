@@ -14,6 +14,7 @@ from lib.notification import Receiver
 from lib.refdata import refdata_db  # noqa: F401
 from lib.wait import eventually
 from lib.writers import Threads
+from workload import check_books
 
 KILLS = {"whole": 200, "short": 10}
 # Dead letters and what is done with them have tests of their own: nothing here ever becomes one.
@@ -49,8 +50,11 @@ def test_kills_under_load_lose_and_repeat_nothing(cluster, workload, refdata_db,
             killer.kill_all_at(name, should_stop=threads.stopping.is_set)
         kills += cluster.kills
         killer.run(kills, should_stop=threads.stopping.is_set)
+        check_books(cluster.servers[0])
         cluster.heal()
     changes = audit(refdata_db, workload, receiver)
+    check_books(cluster.servers[0])
+    assert not any(server.logs(event="event_lost") for server in cluster.servers)
     assert cluster.kills == kills and changes > kills
     print(f"\n{kills} kills, {changes} changes, {workload.refusals} refusals, {len(receiver.calls)} calls")
 

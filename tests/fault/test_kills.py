@@ -7,7 +7,7 @@ import failpoints
 from cluster import APART, TOGETHER, Cluster, Killer
 from lib.refdata import own_refdata_db, refdata_db  # noqa: F401
 from lib.writers import Threads
-from workload import Workload, audit
+from workload import Workload, audit, check_books
 
 KILLS = {"whole": {"together": 100, "apart": 60}, "short": {"together": 8, "apart": 6}}  # beside those at each step
 ROLES = {"together": TOGETHER, "apart": APART}
@@ -37,8 +37,10 @@ def test_kills_under_load_lose_and_repeat_nothing(serve, refdata_db, token, whol
         workload.start(threads)
         for name in killer.names:
             killer.kill_all_at(name, should_stop=threads.stopping.is_set)
+        check_books(cluster.servers[0])
         kills = cluster.kills + KILLS["whole" if whole else "short"][sharing]
         killer.run(kills, should_stop=threads.stopping.is_set)
+        check_books(cluster.servers[0])
         cluster.heal()
     versions = audit(refdata_db, workload, cluster.servers, bearer)
     assert cluster.kills == kills and len(workload.sent) > kills

@@ -210,6 +210,12 @@ def found(answer):
     return True
 
 
+def check_books(server):
+    """freshet verify --books: everything accepted is decided or carried, at any moment."""
+    done = run("verify", "--books", "--config", server.config_path, env={**server.env, "FRESHET_FAILPOINTS": ""})
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def check_pods(servers, token):
     """freshet verify: what pods hold is what the database holds."""
     for server in servers:
@@ -238,6 +244,7 @@ def audit(database, workload, servers, token):
     check_decisions(database, workload.sent)
     versions = {code: check_versions(database, code) for code in CODES}
     check_effects(database, workload)
+    check_books(servers[0])
     check_pods(servers, token)
     check_status_route(workload.servers, token, workload.sent)
     return versions
