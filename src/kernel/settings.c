@@ -151,7 +151,7 @@ static const struct setting_row bus_rows[] = {
 #define PG_ROW(member) .offset = offsetof(struct kernel_postgres, member)
 static const struct setting_row postgres_pool_rows[] = {
     {"maxSize", SETTING_INT, PG_ROW(connections_max),
-     "Most connections to this database; one tenant's requests have about five sixths of them.", "12", 2,
+     "Most connections to this database; one tenant's requests have about five sixths of them.", "16", 2,
      1000},
     {"idleTimeout", SETTING_DURATION_MS, PG_ROW(idle_timeout_ms),
      "The last two unused connections are closed after this, others after 10 seconds.", "5m", 1000,
