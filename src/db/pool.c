@@ -207,19 +207,22 @@ static void grant(struct db_pool *pool, struct waiter *waiter, enum grant what, 
     pthread_cond_signal(&waiter->granted);
 }
 
-/* With a connection, or without one: then the next one opens its own. True if a waiter has it. */
+/* With a connection, or without one: then the next one opens its own. True if a waiter has it. Two may go on: one takes the slot,
+ * and the share that had it may have another one now. */
 static bool give_slot_back(struct db_pool *pool, struct db_use use, struct db_conn *conn)
 {
-    struct waiter *next = NULL;
+    struct waiter *next;
+    bool is_given = false;
     pool->slots_used--;
     pool->long_used -= use.is_long;
     turns_leave(&pool->turns, use.share);
-    if (conn || pool->breaker == BREAKER_CLOSED)
-        next = next_waiter(pool);
-    if (next)
-        grant(pool, next, conn ? GRANT_CONN : GRANT_SLOT, conn);
+    while (((conn && !is_given) || pool->breaker == BREAKER_CLOSED) && (next = next_waiter(pool)) != NULL) {
+        bool has_conn = conn && !is_given;
+        grant(pool, next, has_conn ? GRANT_CONN : GRANT_SLOT, has_conn ? conn : NULL);
+        is_given = true;
+    }
     metric_set(pool->used, pool->slots_used);
-    return next != NULL;
+    return is_given;
 }
 
 static void refuse_waiters(struct db_pool *pool)

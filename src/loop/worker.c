@@ -86,7 +86,49 @@ static void end_job(struct worker_job *job)
         job->done(job);
 }
 
-/* A job for this thread: one that was taken, or the next that may be; all of them when the pool stops. */
+static void *run_worker(void *arg);
+
+/* For the job that is about to be taken. */
+static void start_thread(struct worker_pool *pool)
+{
+    pthread_t thread;
+    int failure = pthread_create(&thread, NULL, run_worker, pool);
+    pool->threads += failure == 0;
+    if (failure && !pool->is_short) /* it works with the threads that it has */
+        log_error("worker_start_failed", LOG_CSTR("pool", pool->name), LOG_CSTR("error", strerror(failure)));
+    pool->is_short = failure != 0;
+}
+
+/* For a job that is taken now: the one to signal. */
+static struct sleeper *find_thread(struct worker_pool *pool)
+{
+    if (pool->readied >= pool->threads - pool->running && pool->threads < pool->threads_max)
+        start_thread(pool);
+    return take_sleeper(pool);
+}
+
+static size_t free_places(const struct worker_pool *pool)
+{
+    return pool->threads_max - pool->readied - pool->running;
+}
+
+/* After a job ended, on its thread: takes those that may run now. That can be two: one of a share before this one in the line
+ * takes the place, and the job's share, which has a place less, may have another one. */
+static void take_queued(struct worker_pool *pool)
+{
+    struct turns_share *share;
+    while (!pool->stopping && (share = turns_first_to_enter(&pool->turns, free_places(pool))) != NULL) {
+        struct sleeper *woken = pool->readied > 0 ? find_thread(pool) : NULL; /* else this thread runs it */
+        share->members++;
+        struct turns_item *item = turns_take_turn(&pool->turns, share);
+        TAILQ_INSERT_TAIL(&pool->ready, item, link);
+        pool->readied++;
+        if (woken)
+            pthread_cond_signal(&woken->woken);
+    }
+}
+
+/* A job for this thread: one that was taken; any when the pool stops. */
 static struct worker_job *next_job(struct worker_pool *pool)
 {
     struct turns_item *item = TAILQ_FIRST(&pool->ready);
@@ -94,9 +136,7 @@ static struct worker_job *next_job(struct worker_pool *pool)
         TAILQ_REMOVE(&pool->ready, item, link);
         pool->readied--;
     } else {
-        size_t free = pool->threads_max - pool->readied - pool->running;
-        struct turns_share *share =
-            pool->stopping ? TAILQ_FIRST(&pool->turns.line) : turns_first_to_enter(&pool->turns, free);
+        struct turns_share *share = pool->stopping ? TAILQ_FIRST(&pool->turns.line) : NULL;
         if (!share)
             return NULL;
         share->members++;
@@ -126,6 +166,7 @@ static void *run_worker(void *arg)
         pthread_mutex_lock(&pool->mutex);
         turns_leave(&pool->turns, share);
         pool->running--;
+        take_queued(pool);
     }
     bool joins = pool->has_ended;
     pthread_t before = pool->last_ended;
@@ -157,17 +198,6 @@ struct worker_pool *worker_pool_create(const char *name, unsigned threads, size_
     return pool;
 }
 
-/* For the job that is about to be taken. */
-static void start_thread(struct worker_pool *pool)
-{
-    pthread_t thread;
-    int failure = pthread_create(&thread, NULL, run_worker, pool);
-    pool->threads += failure == 0;
-    if (failure && !pool->is_short) /* it works with the threads that it has */
-        log_error("worker_start_failed", LOG_CSTR("pool", pool->name), LOG_CSTR("error", strerror(failure)));
-    pool->is_short = failure != 0;
-}
-
 bool worker_pool_submit(struct worker_pool *pool, struct worker_job *job)
 {
     struct sleeper *woken = NULL;
@@ -175,17 +205,13 @@ bool worker_pool_submit(struct worker_pool *pool, struct worker_job *job)
     job->cancelled = job->displaced = false;
     pthread_mutex_lock(&pool->mutex);
     bool accepted = !pool->stopping;
-    bool is_taken = accepted && turns_may_enter_hash(&pool->turns, job->share,
-                                                     pool->threads_max - pool->readied - pool->running);
-    if (is_taken) {
-        if (pool->readied >= pool->threads - pool->running && pool->threads < pool->threads_max)
-            start_thread(pool);
+    if (accepted && turns_may_enter_hash(&pool->turns, job->share, free_places(pool))) {
+        woken = find_thread(pool);
         accepted = pool->threads > 0;
         if (accepted) {
             job->turn.share = turns_enter(&pool->turns, job->share, SIZE_MAX);
             TAILQ_INSERT_TAIL(&pool->ready, &job->turn, link);
             pool->readied++;
-            woken = take_sleeper(pool);
         }
     } else if (accepted) {
         if (pool->turns.queued >= pool->queue_max)

@@ -3,7 +3,9 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
+#include "base/turns.h"
 #include "server_tests.h"
 
 static void test_one_connection_is_used_again(void **state)
@@ -171,6 +173,58 @@ static void test_twelve_threads_share_three_connections(void **state)
     }
     assert_true(atomic_load(&crowd.most) >= 1 && atomic_load(&crowd.most) <= 3);
     db_pool_destroy(crowd.pool);
+}
+
+enum { GREEDY = 1, MODEST };
+
+struct guest {
+    struct db_pool *pool;
+    uint64_t share;
+    pthread_t thread;
+    atomic_bool has_begun;
+    enum status status;
+    struct db_conn *conn;
+};
+
+static void *acquire_for_share(void *arg)
+{
+    struct guest *guest = arg;
+    turns_work_for(guest->share);
+    atomic_store(&guest->has_begun, true);
+    guest->status = db_acquire(guest->pool, clock_deadline_ms(PATIENCE_MS), &guest->conn, NULL);
+    return NULL;
+}
+
+static void start_guest(struct guest *guest)
+{
+    pthread_create(&guest->thread, NULL, acquire_for_share, guest);
+    while (!atomic_load(&guest->has_begun))
+        usleep(1000);
+    usleep(50000); /* it waits by then, and the line is in the order that matters; any order has to pass */
+}
+
+/* The connection that a share gave back is another one's, which was before it in line; it may have the last one. */
+static void test_a_share_without_a_connection_has_the_last_one(void **state)
+{
+    (void)state;
+    struct db_pool *pool = test_pool(3);
+    struct guest greedy = {.pool = pool, .share = GREEDY}, modest = {.pool = pool, .share = MODEST};
+    turns_work_for(GREEDY);
+    struct db_conn *greedys = test_acquire(pool);
+    turns_work_for(MODEST);
+    struct db_conn *modests = test_acquire(pool);
+    turns_work_for(0);
+    start_guest(&greedy); /* both wait: one is left, and each has one */
+    start_guest(&modest);
+    db_release(modests);
+    pthread_join(modest.thread, NULL);
+    assert_ok(modest.status); /* although greedy gives none back */
+    db_release(modest.conn);
+    pthread_join(greedy.thread, NULL);
+    assert_ok(greedy.status);
+    db_release(greedy.conn);
+    db_release(greedys);
+    db_pool_destroy(pool);
 }
 
 static void test_an_open_transaction_is_rolled_back_on_release(void **state)
@@ -424,6 +478,7 @@ int run_pool_tests(void)
         cmocka_unit_test(test_a_pool_of_one_connection_lends_it_for_long_work),
         cmocka_unit_test(test_long_and_short_work_share_a_pool),
         cmocka_unit_test(test_twelve_threads_share_three_connections),
+        cmocka_unit_test(test_a_share_without_a_connection_has_the_last_one),
         cmocka_unit_test(test_an_open_transaction_is_rolled_back_on_release),
         cmocka_unit_test(test_an_unfinished_pipeline_is_not_reused),
         cmocka_unit_test(test_a_connection_that_died_idle_is_not_handed_out),

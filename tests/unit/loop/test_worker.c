@@ -13,6 +13,7 @@
 enum { GREEDY = 1, MODEST, THIRD, THREADS = 6, JOBS = 12 };
 
 static sem_t gate, begun, ended; /* greedy jobs wait at the gate */
+static sem_t other_gate;         /* where those of other shares wait that were submitted to be blocked */
 static uint64_t order[JOBS];     /* the shares of jobs, as they ran */
 static size_t ran;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -54,6 +55,7 @@ static int set_up(void **state)
     (void)state;
     submitted = ran = 0;
     sem_init(&gate, 0, 0);
+    sem_init(&other_gate, 0, 0);
     sem_init(&begun, 0, 0);
     sem_init(&ended, 0, 0);
     return 0;
@@ -93,6 +95,31 @@ static void shares_take_turns_in_the_queue(void **state)
     wait_for(&ended, 6);
     static const uint64_t expected[] = {GREEDY, GREEDY, MODEST, THIRD, GREEDY, GREEDY};
     assert_memory_equal(order, expected, sizeof expected);
+    worker_pool_destroy(pool);
+}
+
+static void run_blocked(struct worker_job *job)
+{
+    run_job(job);
+    sem_wait(&other_gate);
+}
+
+/* The place that it left is taken by the one before it in the line; another one is free. */
+static void a_share_that_has_no_thread_any_more_takes_the_last_place(void **state)
+{
+    (void)state;
+    struct worker_pool *pool = worker_pool_create("test", 3, SIZE_MAX);
+    struct worker_job blocked = {.share = MODEST, .run = run_blocked, .done = job_done};
+    assert_true(submit(pool, GREEDY));
+    assert_true(worker_pool_submit(pool, &blocked));
+    wait_for(&begun, 2);
+    assert_true(submit(pool, GREEDY)); /* both wait: one place is left, and each has one */
+    assert_true(submit(pool, MODEST));
+    sem_post(&other_gate);
+    wait_for(&begun, 2); /* greedy's are blocked: this would never return */
+    wait_for(&ended, 2);
+    open_gate(2);
+    wait_for(&ended, 2);
     worker_pool_destroy(pool);
 }
 
@@ -147,6 +174,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(blocked_jobs_of_one_share_leave_a_thread_to_each_other_share),
         TEST(shares_take_turns_in_the_queue),
+        TEST(a_share_that_has_no_thread_any_more_takes_the_last_place),
         TEST(in_a_full_queue_the_longest_share_gives_way),
         TEST(jobs_that_wait_when_the_pool_stops_are_cancelled),
     };
