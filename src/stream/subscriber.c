@@ -163,6 +163,9 @@ static enum http_source_state wait_for_more(struct stream_subscriber *subscriber
 {
     const struct stream_config *config = &subscriber->topic->config;
     const struct stream_segment *at = subscriber->at;
+    bool asks = !at && !subscriber->is_asking;
+    if (asks)
+        subscriber->position = subscriber->after;
     long long position = at ? at->to : subscriber->position;
     if (local->is_closed || subscriber->is_ending)
         return HTTP_SOURCE_END;
@@ -174,9 +177,8 @@ static enum http_source_state wait_for_more(struct stream_subscriber *subscriber
         buf_printf(out, config->heartbeat, position);
     subscriber->greets = subscriber->greets && !at;
     subscriber->beats = local->beats;
-    if (!at && !subscriber->is_asking) {
+    if (asks) {
         subscriber->is_asking = true;
-        subscriber->position = subscriber->after;
         subscriber->message.on_message = stream_subscriber_ask;
         loop_post(config->owner, &subscriber->message);
     }

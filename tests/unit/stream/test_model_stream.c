@@ -439,7 +439,7 @@ static void begin(void)
     page_count = 0;
     memset(readers, 0, sizeof readers);
     open_topic();
-    if (!model_one_in(100))
+    if (!model_one_in(20))
         return;
     reader_count = CROWD; /* more than are woken in two turns */
     for (size_t i = 0; i < CROWD; i++)
