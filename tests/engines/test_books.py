@@ -15,7 +15,7 @@ from lib.writers import delta, status_path, updates_path
 @pytest.fixture
 def fleet(serve, refdata_db, token, kafka):  # pylint: disable=unused-argument
     """A process that accepts, and one that applies, which is stopped; the group has its places."""
-    made = Fleet(serve, refdata_db, token, sizes={"command": 0}, dictionaries=["D"])
+    made = Fleet(serve, refdata_db, token, sizes={"command": 0}, dictionaries=["D", "E"])
     made.settings["refdata"]["updates"] = {"auditAfter": "100ms"}
     for role in ("command", "apply"):
         made.add(role)
@@ -71,6 +71,21 @@ def test_commands_that_kafka_lost_are_named_and_published_again(fleet):
     assert fleet.database.value("select error_message from refdata.update_request where event_id = %s",
                                 (given_up,)).endswith("too large")
     assert [len(server.logs(event="update_lost", eventId=event_id)) for event_id in (again, failed, given_up)] == [1, 1, 1]
+
+
+@pytest.mark.whole
+def test_a_command_that_kafka_lost_does_not_undo_a_later_update(fleet):
+    """R10: published again it would be applied after that one. Those that nothing has followed keep their order."""
+    names = fleet.database.name
+    old, first, second = accept(fleet, delta("D", {"k": "old"}), delta("E", {"k": 1}), delta("E", {"k": 2}))
+    on_engines.skip(on_engines.group(names), on_engines.topic(names))
+    (new,) = accept(fleet, delta("D", {"k": "new"}))
+    fleet.of("apply")[0].start()
+    eventually(lambda: state(fleet, old) == ("FAILED", "COMMAND_LOST"))
+    for event_id in (new, first, second):
+        eventually(lambda: state(fleet, event_id) == ("COMMITTED", None))  # pylint: disable=cell-var-from-loop
+    assert [items_of(fleet.database, code) for code in "DE"] == [{"k": "new"}, {"k": 2}]
+    assert books(fleet) == (0, (4, 4, 0, 0, 0), [])
 
 
 @pytest.mark.whole

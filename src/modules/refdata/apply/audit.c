@@ -2,6 +2,7 @@
  *
  *     embedded bus   its message is gone: FAILED COMMAND_LOST
  *     Kafka          command_outbox has its command: published again; apply recognises it by its event, so that a second one has no effect
+ *                    a later update of its dictionary was applied or is on its way: FAILED, since it would undo that one
  *                    its row was given up, discarded or deleted: FAILED
  *                    its dictionary has moved to another database, which has decided it: the decision is copied
  *
@@ -46,6 +47,21 @@ static const struct db_statement fail_sql =
     DB_STATEMENT("select tenant_id, event_id, dict_code, reason"
                  " from refdata.fail_updates($1, $2::uuid[], 'COMMAND_LOST', $3)");
 
+/* $1 tenants, $2 events, $3 their rows in command_outbox. Of these, later ones do not matter: they are published again in their order. */
+static const struct db_statement overtaken_sql = DB_STATEMENT(
+    "with lost as materialized ("
+    "   select r.tenant_id, r.event_id, r.dict_code, r.created_at, u.row"
+    "   from unnest($1, $2::uuid[], $3) as u (t, e, row)"
+    "   join refdata.update_request r on r.tenant_id = u.t and r.event_id = u.e),"
+    " later as materialized ("
+    "   select r.tenant_id, r.dict_code, max(r.created_at) as at from refdata.update_request r"
+    "   where r.created_at > (select min(l.created_at) from lost l) and r.status <> 'FAILED'"
+    "     and not exists (select from lost l where l.tenant_id = r.tenant_id and l.event_id = r.event_id)"
+    "   group by 1, 2)"
+    " select l.tenant_id, l.event_id, l.dict_code, l.row, coalesce(n.at > l.created_at, false)::int from lost l"
+    " left join later n on n.tenant_id = l.tenant_id and n.dict_code = l.dict_code");
+enum { IS_OVERTAKEN = OUTBOX_ID + 1 };
+
 static const struct db_statement copy_sql =
     DB_STATEMENT("update refdata.update_request set status = $3, committed_version = $4, error_code = $5,"
                  "  error_message = $6, updated_at = clock_timestamp()"
@@ -82,8 +98,9 @@ struct lost {
     struct db_conn *conn;
     const struct db_result *rows;
     struct arena *arena;
-    struct refdata_columns failed; /* tenant, event, reason */
-    struct buf republished;        /* text[] of ids */
+    struct refdata_columns failed;    /* tenant, event, reason */
+    struct refdata_columns published; /* on Kafka: tenant, event, row of command_outbox */
+    struct buf republished;           /* text[] of ids */
 };
 
 static enum status fail_lost(struct lost *lost, struct error *error)
@@ -111,6 +128,31 @@ static enum status fail_lost(struct lost *lost, struct error *error)
     }
     if (count)
         refdata_database_decided(database, outcomes, waited, count);
+    db_result_free(rows);
+    return status;
+}
+
+/* Those in Kafka no more are published again, unless that would undo a later update: then they fail. */
+static enum status part_published(struct lost *lost, struct error *error)
+{
+    struct db_param params[4] = {[3] = DB_END};
+    struct db_result *rows = NULL;
+    enum status status = STATUS_OK;
+    refdata_columns_bind_arrays(&lost->published, params);
+    if (lost->published.rows)
+        status = db_query(lost->conn, &overtaken_sql, params, clock_deadline_ms(STEP_MS), &rows, error);
+    for (size_t i = 0; rows && i < db_result_rows(rows); i++) {
+        struct str tenant = db_result_str(rows, i, TENANT), event_id = db_result_str(rows, i, EVENT_ID);
+        if (db_result_i64(rows, i, IS_OVERTAKEN)) {
+            refdata_columns_add(
+                &lost->failed,
+                REFDATA_ROW(arena_str(lost->arena, tenant), arena_str(lost->arena, event_id),
+                            STR("its command was lost, and a later update of the dictionary precedes it now")));
+            continue;
+        }
+        db_array_put(&lost->republished, db_result_str(rows, i, OUTBOX_ID));
+        report_lost(AUDIT_REPUBLISHED, tenant, event_id, db_result_str(rows, i, DICT_CODE));
+    }
     db_result_free(rows);
     return status;
 }
@@ -219,8 +261,8 @@ static void settle_row(struct lost *lost, size_t row, int64_t passed_us, struct 
         copy_decision(lost, row, dictionary->database, error))
         return;
     if (!is_given_up && !db_result_is_null(lost->rows, row, OUTBOX_ID)) {
-        db_array_put(&lost->republished, db_result_str(lost->rows, row, OUTBOX_ID));
-        report_lost(AUDIT_REPUBLISHED, tenant, event_id, code);
+        refdata_columns_add(&lost->published,
+                            REFDATA_ROW(tenant, event_id, db_result_str(lost->rows, row, OUTBOX_ID)));
         return;
     }
     if (is_given_up && !db_result_is_null(lost->rows, row, LAST_ERROR))
@@ -240,13 +282,21 @@ static enum status settle_lost(struct lost *lost, struct error *error)
     else
         audit->fence_us = 0;
     refdata_columns_begin(&lost->failed, 3, lost->arena);
+    refdata_columns_begin(&lost->published, 3, lost->arena);
     for (size_t i = 0; i < count && status == STATUS_OK; i++)
         settle_row(lost, i, passed_us, error);
+    if (status == STATUS_OK)
+        status = fail_lost(lost, error); /* first: what has failed overtakes nothing */
+    refdata_columns_free(&lost->failed);
+    refdata_columns_begin(&lost->failed, 3, lost->arena);
+    if (status == STATUS_OK)
+        status = part_published(lost, error);
     if (status == STATUS_OK)
         status = fail_lost(lost, error);
     if (status == STATUS_OK)
         status = republish_lost(lost, error);
     refdata_columns_free(&lost->failed);
+    refdata_columns_free(&lost->published);
     buf_deinit(&lost->republished);
     return status;
 }
