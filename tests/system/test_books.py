@@ -74,6 +74,17 @@ def test_an_update_whose_message_is_gone_is_named_and_fails(serve, refdata_db, a
     assert refdata_db.value("select count(*) from refdata.processed_event where event_id = %s", (lost,)) == 1
 
 
+def test_an_update_that_only_kafka_had_fails_on_the_embedded_bus(serve, refdata_db, accept):  # noqa: F811
+    """R10: after a change of bus.commands no process publishes the rows of command_outbox."""
+    (event_id,) = accept(delta("A", {"k": 1}))
+    lose(refdata_db, event_id)
+    refdata_db.query("insert into refdata.command_outbox (tenant_id, dict_code, event_id, payload, waited, published, published_at)"
+                     " values (%s, 'A', %s, '{}', false, true, clock_timestamp())", (TENANT, event_id))
+    serve(refdata_db, settings(), args=APPLY)
+    eventually(lambda: state(accept, event_id) == ("FAILED", "COMMAND_LOST"))
+    assert refdata_db.value("select published from refdata.command_outbox where event_id = %s", (event_id,))
+
+
 def rounds(database):
     return database.value("select due_at from refdata.audit")
 

@@ -260,7 +260,8 @@ static void settle_row(struct lost *lost, size_t row, int64_t passed_us, struct 
     if (database->buses.shared && dictionary && dictionary->database != database &&
         copy_decision(lost, row, dictionary->database, error))
         return;
-    if (!is_given_up && !db_result_is_null(lost->rows, row, OUTBOX_ID)) {
+    /* On the embedded bus no process publishes from command_outbox: the row is left from before bus.commands was changed. */
+    if (database->buses.shared && !is_given_up && !db_result_is_null(lost->rows, row, OUTBOX_ID)) {
         refdata_columns_add(&lost->published,
                             REFDATA_ROW(tenant, event_id, db_result_str(lost->rows, row, OUTBOX_ID)));
         return;
