@@ -85,7 +85,7 @@ static bool fits(enum budget_account account, size_t used)
     if (used > budget_most(account))
         return false;
     size_t past = 0;
-    for (size_t i = 0; i < BUDGET_ACCOUNTS && limit; i++) {
+    for (enum budget_account i = 0; i < BUDGET_ACCOUNTS && limit; i++) {
         size_t other = i == account ? used : budget_used(i);
         past += other > accounts[i].share ? other - accounts[i].share : 0;
     }
@@ -247,7 +247,7 @@ void budget_metrics_register(void)
 void budget_metrics_update(void)
 {
     metric_set(metric_series_get(&limit_family, NULL), (double)limit);
-    for (size_t i = 0; i < BUDGET_ACCOUNTS; i++) {
+    for (enum budget_account i = 0; i < BUDGET_ACCOUNTS; i++) {
         metric_set(accounts[i].used_gauge, (double)budget_used(i));
         metric_set(accounts[i].share_gauge, (double)(limit ? budget_share(i) : 0));
     }
