@@ -68,7 +68,6 @@ struct refdata_post {
     bool is_listed;           /* among the waiters, or the message of its decision is on its way */
     bool is_charged;          /* to refdata->post_bytes */
     size_t charged_bytes;     /* to the memory budget: its arena */
-    uint64_t tenant_hash;
     int64_t wait_until_ns;    /* of WAIT_COMMIT */
     struct loop_timer reread; /* of an event that was known before: its row is read from time to time */
     int64_t reread_ms;
@@ -97,6 +96,14 @@ struct refdata_post {
     enum refdata_post_result result;
     struct error error; /* of REFUSED and UNKNOWN */
 };
+
+/* ---- answer.c; each of them counts the update ---- */
+/* For a post that has its result. */
+void refdata_answer_post(struct http_request *request, const struct refdata_post *post);
+void refdata_answer_error(struct http_request *request, const struct error *error);
+/* 503: whether the update was accepted is not known. */
+void refdata_answer_unknown(struct http_request *request, const struct refdata_post *post);
+void refdata_answer_count_unavailable(void); /* the request was answered 503 without it */
 
 /* ---- status.c ---- */
 void refdata_get_update(struct http_request *request); /* the GET route */

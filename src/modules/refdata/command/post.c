@@ -15,7 +15,6 @@
 
 #include "base/budget.h"
 #include "base/clock.h"
-#include "base/json.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "idempotency/idempotency.h"
@@ -29,115 +28,6 @@ enum {
     REREAD_MIN_MS = 10, /* between two reads of the row of an event that was known before */
     REREAD_MAX_MS = 40,
 };
-
-/* ---- answers ---- */
-
-enum update_result { ACCEPTED, REPLAYED, REJECTED, UNAVAILABLE };
-static const char *const result_names[] = {
-    [ACCEPTED] = "accepted", [REPLAYED] = "replayed", [REJECTED] = "rejected", [UNAVAILABLE] = "unavailable"};
-
-struct metric_family refdata_updates_family = {
-    .name = "refdata_updates_total",
-    .help = "Updates received by POST: accepted, replayed (known before), rejected (4xx), unavailable (503).",
-    .type = METRIC_COUNTER,
-    .labels = {"result", NULL},
-};
-
-static void count_update(enum update_result result)
-{
-    metric_add(metric_series_get(&refdata_updates_family, (struct str[]){str_from(result_names[result])}), 1);
-}
-
-static void send_json(struct http_request *request, int status, struct buf *headers, struct buf *body)
-{
-    buf_put_char(body, '}');
-    http_send(request,
-              &(struct http_response){.status = status, .headers = buf_str(headers), .body = buf_str(body)});
-    buf_deinit(headers);
-    buf_deinit(body);
-}
-
-static void send_state(struct http_request *request, const struct refdata_post *post,
-                       const struct refdata_state *state)
-{
-    struct str event_id = str_from(state->event_id);
-    struct buf headers = {0}, body = {0};
-    int status = 200;
-    count_update(post->result == REFDATA_POST_REPLAYED ? REPLAYED : ACCEPTED);
-    if (post->acceptance.is_key_known)
-        buf_put_str(&headers, STR("Idempotency-Replayed: true\r\n"));
-    buf_put_char(&body, '{');
-    if (state->decision ==
-        REFDATA_FAILED) { /* the row's code: a newer build may have written one unknown to this */
-        status = strcmp(state->code, status_code(STATUS_STALE_SOURCE_REVISION)) == 0 ? 409 : 422;
-        json_put_member_str(&body, "code", str_from(state->code));
-        json_put_member_str(&body, "message", str_from(state->reason));
-    }
-    json_put_member_str(&body, "eventId", event_id);
-    json_put_member_str(&body, "status", str_from(refdata_decision_name(state->decision)));
-    if (state->decision == REFDATA_COMMITTED)
-        json_put_member_i64(&body, "committedVersion", state->version);
-    if (state->decision == REFDATA_PENDING) {
-        struct str url =
-            arena_printf(request->arena, "/v1/tenants/%s/updates/%s", post->tenant, state->event_id);
-        status = 202;
-        json_put_member_str(&body, "statusUrl", url);
-        buf_printf(&headers, "Location: %.*s\r\n", STR_ARG(url));
-    }
-    send_json(request, status, &headers, &body);
-}
-
-static void send_error(struct http_request *request, const struct error *error)
-{
-    count_update(status_http(error->status) < 500 ? REJECTED : UNAVAILABLE);
-    if (error->status == STATUS_IDEMPOTENCY_KEY_CONFLICT ||
-        error->status == STATUS_IDEMPOTENCY_KEY_PROCESSING)
-        idempotency_send_error(request, error, request->idempotency_key);
-    else
-        http_send_error(request, error);
-}
-
-static void send_unknown(struct http_request *request, const struct refdata_post *post)
-{
-    struct buf headers = {0}, body = {0};
-    count_update(UNAVAILABLE);
-    buf_put_str(&headers, STR("Retry-After: 1\r\n"));
-    buf_put_char(&body, '{');
-    json_put_member_str(&body, "code", str_from(status_code(STATUS_UNAVAILABLE)));
-    json_put_member_str(
-        &body, "message",
-        STR("whether the update was accepted is not known; sent again with this eventId it has "
-            "its effect once"));
-    if (post->update.event_id[0])
-        json_put_member_str(&body, "eventId", str_from(post->update.event_id));
-    send_json(request, 503, &headers, &body);
-}
-
-/* The answer of a post that has its result. While it is listed another thread may write the waiter's decision. */
-static void answer_post(struct http_request *request, const struct refdata_post *post)
-{
-    bool is_accepted = post->result == REFDATA_POST_TAKEN || post->result == REFDATA_POST_REPLAYED;
-    bool is_decided = !post->is_listed && post->waiter.decision.decision != REFDATA_PENDING;
-    struct refdata_state state = is_decided ? post->waiter.decision : post->acceptance.state;
-    if (!request->idempotency_key.ptr)
-        ; /* nothing to count */
-    else if (post->acceptance.is_key_known)
-        idempotency_count(request->route, IDEMPOTENCY_HIT);
-    else if (is_accepted)
-        idempotency_count(request->route, IDEMPOTENCY_MISS);
-    else if (post->error.status == STATUS_IDEMPOTENCY_KEY_CONFLICT)
-        idempotency_count(request->route, IDEMPOTENCY_CONFLICT);
-    else if (post->error.status == STATUS_IDEMPOTENCY_KEY_PROCESSING)
-        idempotency_count(request->route, IDEMPOTENCY_COLLISION);
-    if (post->result == REFDATA_POST_TAKEN && !post->waits)
-        state.decision = REFDATA_PENDING; /* ASYNC is answered 202, even when it is decided already */
-    if (post->result == REFDATA_POST_REFUSED)
-        send_error(request, &post->error);
-    else if (post->result == REFDATA_POST_UNKNOWN)
-        send_unknown(request, post);
-    else
-        send_state(request, post, &state);
-}
 
 /* ---- reading and checking the request ---- */
 
@@ -223,7 +113,7 @@ static void discharge_body(struct refdata_post *post)
         atomic_fetch_sub(&post->refdata->post_bytes, (long long)post->bytes);
     post->is_charged = false;
     if (post->charged_bytes)
-        budget_release_tenant(BUDGET_WRITES, post->tenant_hash, post->charged_bytes);
+        budget_release_tenant(BUDGET_WRITES, post->share, post->charged_bytes);
     post->charged_bytes = 0;
 }
 
@@ -236,8 +126,7 @@ static bool charge_body(struct refdata_post *post, long long queue_bytes_max)
     if (before > 0 && before + (long long)post->bytes > queue_bytes_max)
         return false;
     size_t bytes = arena_bytes(&post->arena);
-    post->tenant_hash = hash_seeded(str_from(post->tenant));
-    if (!budget_charge_tenant(BUDGET_WRITES, post->tenant_hash, bytes))
+    if (!budget_charge_tenant(BUDGET_WRITES, post->share, bytes))
         return false;
     post->charged_bytes = bytes;
     return true;
@@ -294,7 +183,7 @@ static void refuse_post(struct refdata_post *post, const struct error *error)
 {
     struct http_request *request = unpark_post(post);
     if (request)
-        send_error(request, error);
+        refdata_answer_error(request, error);
     end_post(post);
 }
 
@@ -302,7 +191,7 @@ static void refuse_post(struct refdata_post *post, const struct error *error)
 
 static void on_wait_over(struct http_request *request, void *context)
 {
-    answer_post(request, context);
+    refdata_answer_post(request, context);
     abandon_post(request, context);
 }
 
@@ -339,7 +228,7 @@ static void on_committed(struct loop *loop, struct loop_message *message)
         return;
     }
     if (request)
-        answer_post(request, post);
+        refdata_answer_post(request, post);
     end_post(post);
 }
 
@@ -357,7 +246,7 @@ static void on_decided(struct loop *loop, struct loop_message *message)
         return;
     struct http_request *request = unpark_post(post);
     if (request)
-        answer_post(request, post);
+        refdata_answer_post(request, post);
     end_post(post);
 }
 
@@ -401,9 +290,9 @@ static void on_commit_overdue(struct http_request *request, void *context)
 {
     struct refdata_post *post = context;
     if (post->step == REFDATA_POST_COMMITTING)
-        send_unknown(request, post);
+        refdata_answer_unknown(request, post);
     else /* it is still being parsed: nothing was accepted, nor will be */
-        send_error(request, &(struct error){.status = STATUS_TIMEOUT});
+        refdata_answer_error(request, &(struct error){.status = STATUS_TIMEOUT});
     abandon_post(request, post);
 }
 
@@ -449,7 +338,7 @@ static void run_parsing(struct worker_job *job)
     post->error.status = check_post(post, catalog);
     refdata_catalog_unref(catalog);
     size_t more = arena_bytes(&post->arena) - post->charged_bytes;
-    budget_add_tenant(BUDGET_WRITES, post->tenant_hash, more);
+    budget_add_tenant(BUDGET_WRITES, post->share, more);
     post->charged_bytes += more;
 }
 
@@ -473,21 +362,21 @@ static void post_update(struct http_request *request)
     struct error error = {0};
     bool waits;
     if (read_query(request, &waits, &wait_ms, &error) != STATUS_OK) {
-        send_error(request, &error);
+        refdata_answer_error(request, &error);
         return;
     }
     struct refdata_post *post = create_post(request, waits, wait_ms);
     bool is_small = post->bytes <= PARSE_HERE_BYTES_MAX;
     if (is_small && check_post(post, catalog) != STATUS_OK) {
-        send_error(request, &post->error);
+        refdata_answer_error(request, &post->error);
         destroy_post(post);
         return;
     }
     if (!charge_body(post, catalog->updates.queue_bytes_max)) {
-        send_error(request, &(struct error){.status = STATUS_OVERLOADED});
+        refdata_answer_error(request, &(struct error){.status = STATUS_OVERLOADED});
         destroy_post(post);
     } else if (!park_post(request, post, post->deadline_ns, on_commit_overdue)) {
-        count_update(UNAVAILABLE);
+        refdata_answer_count_unavailable();
         destroy_post(post);
     } else if (is_small) {
         hand_to_committer(post);
