@@ -25,7 +25,7 @@ def server(request, serve, refdata_db):  # noqa: F811
     make_table(refdata_db, "t")
     refdata_db.query("alter table t add check (k <> 'bad')")
     servers = [serve(refdata_db, pod("B", CHECKED), args=("--roles", roles)) for roles in ROLES[request.param]]
-    servers[0].database = refdata_db
+    servers[0].database, servers[0].applier = refdata_db, servers[-1]
     return servers[0]
 
 
@@ -308,3 +308,6 @@ def test_what_others_do_to_a_dictionary_is_seen_by_the_next_update(server, token
     lines = database.query("select o.previous_event_id, p.event_id from refdata.outbox_event o"
                            " join refdata.outbox_event p on p.version = o.version - 1")
     assert len(lines) == 20 and all(previous == event for previous, event in lines)
+    # Of tries that were rolled back nothing is counted.
+    eventually(lambda: server.applier.metrics()['refdata_apply_total{result="committed"}'] == 22)
+    assert server.applier.metrics()['refdata_apply_total{result="failed"}'] == 2

@@ -279,9 +279,8 @@ enum status refdata_apply_run(struct refdata_database *database, struct db_conn 
                                    : commands[i].outcome.state.decision == REFDATA_COMMITTED ? APPLY_COMMITTED
                                                                                              : APPLY_FAILED;
         if (batch.entries[i].duplicate)
-            result = APPLY_DUPLICATE;
-        if (!batch.entries[i].duplicate || !commands[i].is_dead_letter)
-            refdata_apply_count(result);
+            result = commands[i].is_dead_letter ? APPLY_RESULTS : APPLY_DUPLICATE;
+        commands[i].result = result;
     }
     if (status == STATUS_OK && is_single)
         refdata_expected_note(&batch);
@@ -304,6 +303,8 @@ void refdata_apply_report(struct refdata_database *database, const struct refdat
     decided = 0;
     for (size_t i = 0; i < count; i++) {
         const struct refdata_outcome *outcome = &commands[i].outcome;
+        if (commands[i].result < APPLY_RESULTS)
+            refdata_apply_count(commands[i].result);
         if (commands[i].decided && outcome->state.decision == REFDATA_COMMITTED)
             log_debug("update_committed", LOG_CSTR("eventId", outcome->state.event_id),
                       LOG_STR("tenantId", outcome->tenant), LOG_STR("dictCode", outcome->dict_code),

@@ -22,6 +22,7 @@ struct refdata_command {
     /* The last chunk of a snapshot decides the updates that brought the other ones too. In the arena. */
     struct refdata_outcome *others;
     size_t other_count;
+    unsigned result; /* enum apply_result: what it is counted as after the commit */
 };
 
 enum refdata_apply_flags {

@@ -146,8 +146,9 @@ static enum status part_published(struct lost *lost, struct error *error)
         if (db_result_i64(rows, i, IS_OVERTAKEN)) {
             refdata_columns_add(
                 &lost->failed,
-                REFDATA_ROW(arena_str(lost->arena, tenant), arena_str(lost->arena, event_id),
-                            STR("its command was lost, and a later update of the dictionary precedes it now")));
+                REFDATA_ROW(
+                    arena_str(lost->arena, tenant), arena_str(lost->arena, event_id),
+                    STR("its command was lost, and a later update of the dictionary precedes it now")));
             continue;
         }
         db_array_put(&lost->republished, db_result_str(rows, i, OUTBOX_ID));

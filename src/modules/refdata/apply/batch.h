@@ -113,7 +113,7 @@ enum apply_result {
     APPLY_STAGED,
     APPLY_DUPLICATE,
     APPLY_UNREADABLE,
-    APPLY_RESULTS
+    APPLY_RESULTS /* of them; as a result: not counted */
 };
 void refdata_apply_count(enum apply_result result);
 
