@@ -85,6 +85,19 @@ def test_an_update_that_only_kafka_had_fails_on_the_embedded_bus(serve, refdata_
     assert refdata_db.value("select published from refdata.command_outbox where event_id = %s", (event_id,))
 
 
+def move_group(database, topic, by):
+    """As after a restore of positions that are not this database's."""
+    database.query("update platform.bus_cursor set position = position + %s where topic = %s", (by, topic))
+
+
+def test_a_message_that_the_group_has_passed_carries_nothing(refdata_db, accept):  # noqa: F811
+    """R1, R10"""
+    (event_id,) = accept(delta("A", {"k": 1}))
+    move_group(refdata_db, "refdata.commands", 1)
+    status, lines, named = books(accept.server)
+    assert (status, lines["update"]) == (1, (1, 0, 0, 1, 0)) and len(named) == 1 and event_id in named[0]
+
+
 def rounds(database):
     return database.value("select due_at from refdata.audit")
 
@@ -176,6 +189,9 @@ def test_an_event_that_was_published_and_lost_is_named_and_published_again(serve
     for user in ("lost", "kept"):
         assert grant(client, user).status == 200
     eventually(lambda: books(server)[1]["entitlement.events"] == (3, 1, 2, 0, 0))
+    move_group(refdata_db, notification.TOPIC, 2)  # a message that it has passed carries nothing
+    assert books(server)[1]["entitlement.events"] == (3, 1, 0, 2, 0)
+    move_group(refdata_db, notification.TOPIC, -2)
     lost = refdata_db.value("select event_id::text from entitlement.outbox_events where payload like '%%\"lost\"%%'")
     refdata_db.query("delete from platform.bus_message where topic = %s and headers && %s", (notification.TOPIC, [lost]))
     status, lines, named = books(server)
