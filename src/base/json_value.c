@@ -2,6 +2,7 @@
  *
  * All of the reading relies on json_parse() having accepted the bytes. Lengths are still respected, so that a slice
  * that was not validated can give a wrong answer but is never read past its end. */
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -143,32 +144,47 @@ bool json_has_duplicates(const struct json_value *object, struct arena *arena)
     return json_find_duplicate(object, arena, &name);
 }
 
-/* By an open-addressed table of a power of two slots. */
+/* By an open-addressed table of a power of two slots, which hold 1 + where a name begins in the object: members of a few bytes need
+ * less for their table than for themselves. It is freed at once, since a request may wait with its arena. */
 bool json_find_duplicate(const struct json_value *object, struct arena *arena, struct str *name)
 {
+    enum { FEW = 64 };
+    const char *begin = object->raw.ptr, *end = begin + object->raw.len;
     struct json_iter it;
     struct json_value member;
     struct str key;
-    size_t count = 0, slots = 8;
+    struct arena scratch = ARENA(4096);
+    size_t count = 0, slots = FEW;
+    uint32_t few[FEW] = {0}, *table = few;
+    bool is_found = false;
 
     if (object->type != JSON_OBJECT)
         return false;
+    assert(object->raw.len < UINT32_MAX);
     json_iter_init(&it, object);
     while (json_iter_next(&it, &key, &member))
         count++;
     while (slots < count * 2)
         slots *= 2;
-    struct str *table = arena_zalloc(arena, slots * sizeof(*table));
+    if (slots > FEW)
+        table = memory_zalloc(slots * sizeof *table);
     json_iter_init(&it, object);
-    while (json_iter_next(&it, &key, &member)) {
-        *name = json_str_decode(key, arena);
-        size_t at = (size_t)hash_seeded(*name) & (slots - 1);
-        for (; table[at].ptr; at = (at + 1) & (slots - 1))
-            if (str_eq(table[at], *name))
-                return true;
-        table[at] = *name;
+    while (!is_found && json_iter_next(&it, &key, &member)) {
+        struct str decoded = json_str_decode(key, &scratch);
+        size_t at = (size_t)hash_seeded(decoded) & (slots - 1);
+        for (; table[at] && !is_found; at = (at + 1) & (slots - 1)) {
+            const char *other = begin + table[at] - 1;
+            is_found = json_str_eq(str_of(other, (size_t)(skip_string(other, end) - other)), decoded);
+        }
+        table[at] = (uint32_t)(key.ptr - begin) + 1;
+        arena_reset(&scratch);
     }
-    return false;
+    if (is_found)
+        *name = json_str_decode(key, arena);
+    if (table != few)
+        free(table);
+    arena_deinit(&scratch);
+    return is_found;
 }
 
 static struct str inside_quotes(struct str raw_string)
