@@ -87,11 +87,10 @@ static void read_database(const struct db_target *target, void *arg)
     struct error error = {0};
     struct db_pool *pool = NULL;
     struct db_conn *conn = NULL;
-    struct db_target patient = *target;
-    run->books.target = &patient;
+    run->books.target = target;
     run->books.deadline_ns = clock_deadline_ms(STATEMENT_MS);
     run->shown = 0;
-    enum status status = db_pool_create(&patient, &pool, &error);
+    enum status status = db_pool_create(target, &pool, &error);
     if (status == STATUS_OK)
         status = db_acquire(pool, run->books.deadline_ns, &conn, &error);
     for (const struct module *const *at = app_modules; *at && status == STATUS_OK; at++) {
@@ -141,8 +140,7 @@ int app_books(const char *config_path, int64_t patience_ms)
         read_database(&store, &run);
     printf("%.*s", STR_ARG(buf_str(&run.culprits)));
     if (run.wrong_count)
-        (void)app_fail("verify", "%llu without a carrier, or with several",
-                       (unsigned long long)run.wrong_count);
+        (void)app_fail("verify", "%llu lost or doubled", (unsigned long long)run.wrong_count);
     buf_deinit(&run.culprits);
     config_free(run.books.config);
     return run.wrong_count || run.failed_count ? 1 : 0;

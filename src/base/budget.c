@@ -18,7 +18,7 @@ static struct account {
     struct metric_series *used_gauge, *share_gauge, *refusals;
     const char *name;
     unsigned percent; /* of the limit; the rest is common */
-    bool is_cache;    /* takes nothing of the common part, which it would keep */
+    bool is_cache;    /* takes nothing from the common part: it would never release it */
 } accounts[BUDGET_ACCOUNTS] = {
     [BUDGET_REQUESTS] = {.name = "requests", .percent = 20},
     [BUDGET_BODIES] = {.name = "bodies", .percent = 15},
@@ -77,7 +77,8 @@ size_t budget_used(enum budget_account account)
     return atomic_load(&accounts[account].used);
 }
 
-/* What all accounts take of the common part stays within it. The account's own bytes are in `used` already. */
+/* Does the account fit with `used` bytes, its own charge included? All accounts together take at most the common part beyond their
+ * shares. */
 static bool fits(enum budget_account account, size_t used)
 {
     if (used <= budget_share(account))
@@ -111,7 +112,7 @@ void budget_add(enum budget_account account, size_t bytes)
     atomic_fetch_add_explicit(&accounts[account].used, bytes, memory_order_relaxed);
 }
 
-/* Two that charge the last room at once may both be refused, never both admitted. */
+/* Adds first, so that of two threads that charge the last free bytes both may be refused, but never both admitted. */
 static bool charge(enum budget_account account, size_t bytes)
 {
     size_t used = bytes + atomic_fetch_add(&accounts[account].used, bytes);

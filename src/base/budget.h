@@ -2,12 +2,12 @@
  *
  *     | requests | bodies | unsent | writes | streams | … | common |      = limit
  *
- * Each account has a share that no other account can take; past its share it takes from the common part, as long as there
- * is some; a cache does not. So the sum stays within the limit, and no account is refused because another one is large. An account may have
- * a lower bound of its own (a setting). What is past its bound is refused by the caller (503), or the caller cuts a user.
+ * Each account has a share that no other account can take. When its share is used, it takes from the common part; a cache does not.
+ * So the sum stays within the limit, and no account is refused its share because another one is full. A setting may give an account a
+ * lower bound. Past it the caller refuses a request (503) or disconnects a client.
  *
- * Within an account a tenant may take as much as is left: one tenant at most half, two a third each, so that there is
- * room for a tenant that comes later. Tenants are told apart by a hash.
+ * Within an account a tenant may hold at most as much as is then free: one tenant at most half, two a third each, so that there is
+ * always room for another tenant. Tenants are distinguished by a hash.
  *
  * Threads: any. A charge is one atomic addition, so callers charge buffers and structs, not bytes, and never on a read of an item.
  * What was charged is released with the same number. */
@@ -41,12 +41,12 @@ size_t budget_used(enum budget_account account);
 bool budget_charge(enum budget_account account, size_t bytes) __attribute__((warn_unused_result));
 bool budget_charge_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes)
     __attribute__((warn_unused_result));
-/* Of what the account was charged with already: this tenant holds it. */
+/* Bytes that the account was charged with already count for this tenant as well. */
 bool budget_hold_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes)
     __attribute__((warn_unused_result));
 /* Would such a charge of a tenant find room now? Nothing is reserved; a refusal is counted. */
 bool budget_has_room(enum budget_account account, uint64_t tenant_hash, size_t bytes);
-/* What cannot be refused; the caller cuts while budget_is_full(). */
+/* For what cannot be refused: the caller makes room while budget_is_full(). */
 void budget_add(enum budget_account account, size_t bytes);
 void budget_add_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes);
 bool budget_is_full(enum budget_account account);
@@ -56,7 +56,7 @@ void budget_release(enum budget_account account, size_t bytes);
 void budget_release_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes);
 void budget_leave_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes); /* hold_tenant's */
 
-/* After a burst: called once when so many bytes were released since budget_freed_reset(). Before threads charge. */
+/* Set before threads charge. on_freed is called once when FREED_BYTES_MIN (budget.c) were released since budget_freed_reset(). */
 void budget_on_freed(void (*on_freed)(void *context), void *context);
 void budget_freed_reset(void);
 

@@ -45,15 +45,15 @@ struct rate rate_make(int64_t per_1000_s, int64_t burst)
     return (struct rate){interval, interval * burst};
 }
 
-/* How long until the bucket is full; 0 when it is, or was never used. Times wrap after two years, so one too far ahead is one
- * long past. */
+/* The time until the bucket is full; 0: it is full, or was never used. Times wrap after two years: one that seems too far ahead is in the
+ * past. */
 static uint64_t ahead_of(uint64_t word, uint64_t now)
 {
     uint64_t ahead = (word - now) & TIME_MASK;
     return word != 0 && ahead <= AHEAD_MAX ? ahead : 0;
 }
 
-/* The key's place, else one that is full; NULL when there is neither. */
+/* The place of the key, else one whose bucket is full; NULL: there is neither. */
 static _Atomic(uint64_t) *find_place(struct line *line, uint64_t tag, uint64_t now, uint64_t *word)
 {
     _Atomic(uint64_t) *free_place = NULL;

@@ -1,16 +1,15 @@
 /* Rate limits: a fixed table of token buckets that any number of threads share without a lock.
  *
  * A bucket is one 64-bit word: a tag of its key, and the time at which it is full again (GCRA's theoretical arrival time).
- * A bucket that is full is the same as none, so its place can be taken by another key and nothing is forgotten. A line of
- * the cache holds eight places, of which a key has any:
+ * A full bucket is the same as no bucket, so its place can be given to another key. A cache line has eight places, and a key is in
+ * any one of them:
  *
  *     key ─▶ line ─▶ | tag, full at | tag, full at | … |      63       48 47                     0
  *                                                            |   tag   |  full at, in 256 ns   |
  *
- * What the table's size bounds: where all eight places of a line hold other keys that are not full, a request passes without
- * being counted (RATE_UNCOUNTED), so that no key suffers from others. Two keys share a bucket where line and tag are the same:
- * one pair in 2^16 × lines. Two threads that bring the same new key at once may give it two places, which lets one request
- * more pass. */
+ * The table has a fixed size. Where all eight places of a line have buckets of other keys that are not full, a request passes without
+ * being counted (RATE_UNCOUNTED), so that no key is refused because of others. Two keys share a bucket where line and tag are the
+ * same: one pair in 2^16 × lines. Two threads that add the same key at once may give it two places, and one request more passes. */
 #ifndef FRESHET_BASE_RATE_H
 #define FRESHET_BASE_RATE_H
 

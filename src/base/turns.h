@@ -3,9 +3,9 @@
  *     line ─▶ greedy: item ─▶ item ─▶ … ─▶ modest: item       taken: greedy's, modest's, greedy's, …
  *
  * A share is known by a hash of its name; shares with the same hash are one, and 0 is the process's own work. Members of a share
- * are the places it has: jobs that run, connections in use. No share has all places: it may have one more while it has none,
- * or while what it then has is at most TURNS_PER_FREE times the places that are left. So each further share finds a place until
- * as many shares as there are spare places have taken all they may.
+ * are the places it has: jobs that run, connections in use. A share without a place may take any free one. A share with places may
+ * take one more if it then has at most TURNS_PER_FREE times the places that are left. So one share alone cannot take all places, and
+ * the last ones are for shares that have none.
  *
  * Unused shares are kept for the next one, so that a queue which is empty most of the time does not allocate. Not synchronized. */
 #ifndef FRESHET_BASE_TURNS_H
@@ -53,8 +53,8 @@ struct turns_item *turns_peek(struct turns *turns); /* the same item, which stay
 /* Makes room for one more item of this share. Returns the item that was removed for it: the oldest of this share if it has
  * `share_max`, or the oldest of the longest share if `max` are queued. NULL: there was room. */
 struct turns_item *turns_make_room(struct turns *turns, uint64_t hash, size_t share_max, size_t max);
-/* For a full queue: removes and returns the newest item of a share that has at least two more than this one; NULL: there is no
- * such share, and it is this one's newcomer that has to be refused. */
+/* For a full queue: removes and returns the newest item of the longest share, if that has at least two more than this one. NULL: it
+ * has not, and the caller refuses the new item. */
 struct turns_item *turns_displace(struct turns *turns, uint64_t hash);
 
 /* ---- places ---- */
@@ -66,7 +66,7 @@ bool turns_may_enter(const struct turns_share *share, size_t free);
 bool turns_may_enter_hash(const struct turns *turns, uint64_t hash, size_t free);
 /* The first share in line that may; NULL: none. */
 struct turns_share *turns_first_to_enter(const struct turns *turns, size_t free);
-/* As many places as it takes for one share to have `members` of them. */
+/* How many places there must be so that one share alone can have `members` of them. */
 static inline size_t turns_places(size_t members)
 {
     return members + (members + TURNS_PER_FREE - 1) / TURNS_PER_FREE;

@@ -1,10 +1,10 @@
-/* Polls: conditions that must be looked at every second or so, in case a notice was lost. Those of one server on one loop share a
- * connection, and are evaluated together by one statement: a process without work makes one transaction per interval, however
- * many outboxes and readers it has.
+/* Polls: conditions that are checked about every second, in case a notice was lost. The polls of one server on one loop share a
+ * connection and are evaluated together by one statement: an idle process makes one transaction per interval, however many
+ * outboxes and readers it has.
  *
- * The statement is prepared anew whenever a poll joins or leaves. Indexes are its right plan even while tables are small or their
- * statistics are old. A condition that cannot be evaluated, as while its table is locked, fails the statement; then all are
- * called, and each finds out by itself. */
+ * The statement is prepared again whenever a poll is created or destroyed. It always uses indexes, since its plan may be made while
+ * tables are small or their statistics are old. If a condition cannot be evaluated, for example because its table is locked, the
+ * statement fails; then every poll is called with DB_POLL_UNKNOWN, and its owner checks by itself. */
 #include "db/db.h"
 
 #include <stdatomic.h>
@@ -88,8 +88,7 @@ static void on_timer(struct loop_timer *timer)
     db_link_sent(&hub->link, PQsendQuery(hub->link.pg, "EXECUTE freshet_poll"));
 }
 
-/* Callbacks may create and destroy polls: those that are destroyed leave the list at once, and their memory stays till the tick is
- * over. */
+/* Callbacks may create and destroy polls. A destroyed poll leaves the list at once; its memory is freed at the end of the tick. */
 static void call_all(struct poll_hub *hub, PGresult *row)
 {
     struct db_poll *poll, *next;
@@ -151,7 +150,7 @@ static void hub_on_ready(struct db_link *link)
     db_link_sent(link, PQsendQuery(link->pg, setup_sql));
 }
 
-/* Nobody polls any more: each does it by itself until the connection is back. */
+/* Until the connection is back, the owner of each poll checks by itself. */
 static void hub_on_down(struct db_link *link)
 {
     struct poll_hub *hub = hub_of(link);
@@ -186,7 +185,7 @@ struct db_poll *db_poll_create(const struct db_poll_config *config)
     LIST_INSERT_HEAD(&hub->polls, poll, entry);
     hub->is_prepared = false;
     if (hub->state == POLL_IDLE && link->state == DB_LINK_READY)
-        wait_for_turn(hub); /* it may want shorter intervals than the others */
+        wait_for_turn(hub); /* its interval may be shorter than the others' */
     return poll;
 }
 

@@ -1,6 +1,6 @@
-/* limits.memory: how much clients may make the process hold. By default a quarter of the memory that the machine, or the cgroup
- * that the process runs in, has. What the process itself took by the end of its start is part of it; dictionaries are not.
- * Memory that a burst freed goes back to the system a moment later. */
+/* limits.memory: how much memory clients may make the process hold, by default a quarter of what the machine or the cgroup of the
+ * process has. What the process itself has taken by the end of its start is part of it; dictionaries are not. Memory that was freed
+ * after a burst is returned to the system a second later. */
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@
 enum {
     TRIM_DELAY_MS = 1000,
     DEFAULT_PART = 4, /* a quarter */
-    ARENAS_MAX = 4,   /* of the allocator: each keeps freed memory apart from the others */
+    ARENAS_MAX = 4,   /* of the allocator: memory that one has freed is not used by another */
 };
 #define MIB ((uint64_t)1024 * 1024)
 #define OWN_BYTES_LATER \
@@ -25,7 +25,7 @@ enum {
 
 /* ---- how much there is ---- */
 
-/* A number in a file; 0 = there is none ("max"), or it cannot be read. */
+/* The number in a file; 0: it has none ("max"), or cannot be read. */
 static uint64_t number_in(const char *path)
 {
     struct buf text = {0};
@@ -36,7 +36,7 @@ static uint64_t number_in(const char *path)
     return number;
 }
 
-/* Where a controller's files stand for this process, out of /proc/self/cgroup: "0::/a/b" (v2), "4:memory:/a/b" (v1). */
+/* The memory limit of the cgroup in a line of /proc/self/cgroup, "0::/a/b" (v2) or "4:memory:/a/b" (v1); 0: it has none. */
 static uint64_t cgroup_limit_in(struct str line)
 {
     static const struct {
@@ -48,7 +48,7 @@ static uint64_t cgroup_limit_in(struct str line)
     if (!str_split(&line, ':', &number) || !str_split(&line, ':', &controllers))
         return 0;
     for (size_t i = 0; i < sizeof versions / sizeof *versions; i++) {
-        /* A limit of a parent holds too. In a container the path may be another one than the mount's: then the root's. */
+        /* The limits of its parents hold too. In a container the path may not exist below the mount: then the root's limit holds. */
         for (struct str path = line; str_eq(controllers, str_from(versions[i].controllers));) {
             char file[4096];
             while (path.len && path.ptr[path.len - 1] == '/')
@@ -81,7 +81,7 @@ uint64_t kernel_memory_available(void)
     return available;
 }
 
-/* Anonymous memory in bytes: without the program's file. */
+/* The anonymous memory of the process in bytes: without mapped files, such as the program. */
 static uint64_t resident_bytes(void)
 {
     struct buf text = {0};
@@ -99,7 +99,7 @@ static uint64_t resident_bytes(void)
 
 /* ---- settings ---- */
 
-/* One tenant's part of the bodies must hold one body: the least limit for that. */
+/* The part of the bodies that one tenant may have must hold one body. */
 static uint64_t least_limit(const struct config *config)
 {
     const struct kernel_http_settings *http = config_section(config, "http");
@@ -112,9 +112,10 @@ enum status kernel_memory_check(const struct config *config, struct error *error
 {
     const struct kernel_limit_settings *limits = config_section(config, "limits");
     if (limits->memory_bytes && (uint64_t)limits->memory_bytes < least_limit(config))
-        return config_error_at(config, limits->memory_place, "limits.memory", error,
-                               "at least %llu MiB are needed for bodies as large as http.limits.body",
-                               (unsigned long long)((least_limit(config) + MIB - 1) / MIB));
+        return config_error_at(
+            config, limits->memory_place, "limits.memory", error,
+            "must be at least %llu MiB: the larger of %d MiB and eight times http.limits.body",
+            (unsigned long long)((least_limit(config) + MIB - 1) / MIB), (int)(LIMIT_MIN / MIB));
     return STATUS_OK;
 }
 
@@ -126,9 +127,9 @@ struct kernel_memory {
 };
 
 static struct metric_family trims_family = {
-    .name = "memory_trims_total", .help = "Times that memory was given back to the system after a burst."};
+    .name = "memory_trims_total", .help = "Times that memory was returned to the system after a burst."};
 
-/* Woken when a burst is over; trims a moment later, when the rest of it is freed too. */
+/* Woken when much memory was freed; trims TRIM_DELAY_MS later, when the rest of a burst is freed too. */
 static int64_t trim_step(struct task *task, void *context)
 {
     struct kernel_memory *memory = context;

@@ -1,6 +1,6 @@
-/* Rate limits per tenant and route, `limits.rates`. The first rule that holds for a request counts it, in a bucket of its
- * tenant and that rule; a request that finds no token is 429. The rules are immutable and replaced whole by a reload. The
- * buckets stay: a rule that did not change goes on where it was. */
+/* Rate limits per tenant and route, `limits.rates`. The first rule that holds for a request takes a token from the bucket of its
+ * tenant and that rule; without a token the request is 429. A reload replaces all rules at once and keeps the buckets: those of a
+ * rule that did not change continue. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -64,7 +64,7 @@ static const struct http_route *find_row(const struct http_route *rows, enum htt
     return NULL;
 }
 
-/* What is wrong with it, or NULL. Routes of roles that do not run here are known too: processes share their file. */
+/* The mistake in it, or NULL. Routes of roles that do not run here are valid too: processes may share one file. */
 static const char *read_route(struct str text, const struct module *const *modules, struct rule *rule)
 {
     struct str path = text, method;

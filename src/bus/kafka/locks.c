@@ -1,10 +1,10 @@
 /* Which partitions a reader has, where the members of its group share a database: a partition belongs to the session of
  * PostgreSQL that holds its advisory lock. A process that dies loses its sessions at once, and the others find its partitions
- * free when they look next; no session of Kafka's has to end first (ADR 15).
+ * free at their next look, without waiting for a session timeout of Kafka (ADR 15).
  *
- * Each member also holds one lock in common with the others, by which they are counted. A look lists both kinds of locks. From it
- * each member derives its share, takes free partitions up to it, and returns what it has beyond it: handler ended, offset
- * committed, then unlocked.
+ * All members also hold one shared lock, by which they are counted. A look lists both kinds of locks. From it each member derives
+ * its share of the partitions, takes free ones up to it, and returns those beyond it: when the handler has ended and the offset is
+ * committed, it unlocks them.
  *
  * A frozen holder keeps its connection, so PostgreSQL ends a session that was idle for session_ms (since version 14). By its own
  * clock a holder begins neither a batch nor a commit when its last look is older than 4/5 of that. So it handles at most the
@@ -102,13 +102,13 @@ void bus_kafka_locks_leave(struct kafka_reader *reader)
         return;
     reader->session = NULL;
     atomic_store(&reader->held_until_ns, 0);
-    /* or its locks would live on with the idle connection, until PostgreSQL ends it; at a stop the connection ends at once */
+    /* The connection goes back to the pool, where it would keep the locks until PostgreSQL ends the session. */
     if (db_exec(session, &leave_sql, DB_NO_PARAMS, statement_deadline(reader), NULL, NULL) != STATUS_OK)
         log_debug("kafka_locks_lost", LOG_CSTR("group", reader->consumer.spec.group));
     db_release(session);
 }
 
-/* The locks are another's, or may be: the handlers that run change nothing any more. */
+/* Another process has the locks, or may have them: handlers that still run must not change anything any more. */
 static void lose_all(struct kafka_reader *reader)
 {
     atomic_store(&reader->held_until_ns, 0);
@@ -147,7 +147,7 @@ static bool look(struct kafka_reader *reader, struct kafka_view *view)
 
 /* ---- shares ---- */
 
-/* The partitions whose locks were free, of those in the array. */
+/* Takes those partitions of the array whose locks are free. */
 static bool take_locks(struct kafka_reader *reader, struct buf *numbers, unsigned *taken)
 {
     struct db_result *rows = NULL;
@@ -168,7 +168,7 @@ static bool take_locks(struct kafka_reader *reader, struct buf *numbers, unsigne
     return true;
 }
 
-/* Marks what is beyond the share. The result: how many it may take. */
+/* Marks the partitions beyond the share. Returns how many more the member may take. */
 static unsigned mark_surplus(struct kafka_reader *reader, const struct kafka_view *view)
 {
     unsigned members = view->members ? view->members : 1, owned = 0, kept = 0;
@@ -213,7 +213,7 @@ static bool take_share(struct kafka_reader *reader, const struct kafka_view *vie
     return is_good;
 }
 
-/* Those whose handler has ended and whose offset is committed. */
+/* Unlocks marked partitions whose handler has ended and whose offset is committed. */
 static bool return_surplus(struct kafka_reader *reader)
 {
     int64_t now_ns = clock_mono_ns();

@@ -1,8 +1,9 @@
 /* The auditor of events: an event of entitlements that was published and never arrived here (sql/notification/003_audit.sql) is published
- * again from its outbox. An event that arrives twice has no effect.
+ * again from its outbox. An event that arrives twice has no second effect.
  *
- * On PostgreSQL a lost event is known: no message has it. On NATS it is known once a later event has been handled. Without a later one, a few of
- * the oldest are published again in each step, twice as many as long as they arrive: a consumer that is only slow gets few repetitions. */
+ * On PostgreSQL an event is lost if no message has it. On NATS it is lost if a later event has been handled. While there is no later
+ * one, each step publishes a few of the oldest events again as probes, twice as many as in the step before if those have arrived: a
+ * consumer that is only slow gets few repetitions. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -16,7 +17,8 @@ enum {
     INTERVAL_MAX_MS = 60000,
     PROBES_MIN = 10,
     PROBES_MAX = 1000,
-    ACK_WAITS = 3, /* so long a message may be redelivered after a later one was handled */
+    ACK_WAITS =
+        3, /* for so many times ack-wait a message may still be redelivered after a later one was handled */
 };
 #define DAY_MS (INT64_C(24) * 3600 * 1000)
 #define FOR_EVER_MS (3650 * DAY_MS)
@@ -62,7 +64,7 @@ static int64_t redelivery_ms(const struct notification_settings *settings)
     return settings->audit_ms > waits_ms ? settings->audit_ms : waits_ms;
 }
 
-/* processed_events are kept for so long: of older events nothing is known. */
+/* How long processed_events are kept: whether older events were handled is not known. */
 static int64_t keep_ms(const struct notification_settings *settings)
 {
     return settings->retention.enabled ? settings->retention.days * DAY_MS : FOR_EVER_MS;

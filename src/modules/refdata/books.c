@@ -1,6 +1,7 @@
-/* The books of updates. In one snapshot of the database every undecided update is in one place: a message of the embedded bus, a row of
- * command_outbox, or a snapshot that is being assembled. What Kafka carries is in none of them; then the ends of the topic are asked for, and
- * when the group has committed all of them, an update that was published before and is still undecided is lost. */
+/* The books of updates. In one snapshot of the database every undecided update has one carrier: a message of the embedded bus, a row of
+ * command_outbox, or a snapshot that is being assembled. An update that Kafka carries has none of these. For such updates the ends of
+ * the topic's partitions are read; when the group has committed past them, an update that was published before and is still undecided
+ * is lost. */
 #include <stdio.h>
 #include <time.h>
 
@@ -49,7 +50,7 @@ static enum status read_updates(struct refdata_book *book, struct db_conn *conn,
     return status;
 }
 
-/* OK: *is_passed, the group has committed all that was in the topic at the call. */
+/* *is_passed: the group has committed everything that was in the topic when this was called. */
 static enum status wait_for_group(const struct refdata_book *book, bool *is_passed, struct error *error)
 {
     struct arena arena = ARENA(4096);
@@ -76,7 +77,8 @@ static enum status wait_for_group(const struct refdata_book *book, bool *is_pass
     return status;
 }
 
-/* Does Kafka have those that nothing in the database carries? Reads the books again when the group is past the end it had. */
+/* For updates without a carrier in the database. Sets *published_us: those published before then are lost if the books, which are read
+ * again, still have them. */
 static enum status ask_kafka(struct refdata_book *book, struct db_conn *conn, int64_t *published_us,
                              struct error *error)
 {

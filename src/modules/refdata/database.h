@@ -39,7 +39,7 @@ struct refdata_hydrated {
     } at[REFDATA_HYDRATED_PAIRS];
 };
 
-/* Of some pairs, each in the slot of its hash: apply/expected.c. */
+/* apply/expected.c: the last state of some pairs, each in the slot of its hash. */
 enum { REFDATA_EXPECTED_SLOTS = 64 };
 struct refdata_left {
     char tenant[65], code[65], event_id[UUID_TEXT_BYTES];

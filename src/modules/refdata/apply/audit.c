@@ -90,7 +90,7 @@ static void report_lost(enum audit_result result, struct str tenant, struct str 
              LOG_STR("dictCode", code), LOG_CSTR("result", result_names[result]));
 }
 
-/* ---- what becomes of them ---- */
+/* ---- decide or publish again ---- */
 
 struct lost {
     struct refdata_audit *audit;
@@ -174,7 +174,7 @@ static enum status republish_lost(struct lost *lost, struct error *error)
     return status;
 }
 
-/* Its dictionary is in another database now. True: the decision made there is this one's too. */
+/* For an update whose dictionary is in another database now: copies the decision made there. False: there is none. */
 static bool copy_decision(struct lost *lost, size_t row, struct refdata_database *other, struct error *error)
 {
     struct str tenant = db_result_str(lost->rows, row, TENANT),

@@ -4,7 +4,7 @@
  *   batch.c      what has to be known first, in one round trip: locks, versions, events that are there already, snapshots in
  *                assembly
  *   snapshots.c  chunks, until they are a snapshot
- *   expected.c   instead of that: what this process left behind is expected to be still there
+ *   expected.c   instead of that: the state in which this process left the row of a pair
  *   record.c     what is written of each decision: version, status, outbox
  *   handler.c    the bus's side          upkeep.c   what expires, what is forgotten */
 #ifndef FRESHET_REFDATA_APPLY_BATCH_H
@@ -77,7 +77,7 @@ struct batch {
     struct refdata_write *deltas; /* decided, not yet on their way */
     size_t delta_count;
     struct refdata_writer writer;
-    bool is_quiet; /* its only pair was found, or is expected to be, as this process left it */
+    bool is_quiet; /* its only pair is, or is guessed to be, as this process left it */
 };
 
 /* Longest time for the statements that write a whole snapshot. */

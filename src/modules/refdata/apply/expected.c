@@ -1,10 +1,10 @@
-/* What this process left in the row of a pair, for the next batch of it: while nobody else writes the pair, a batch is decided by
- * that instead of being read first, and the whole of it is one round trip. The first statement, refdata.expect_pair(), locks the row
- * and fails where anything differs.
+/* The state in which this process left the row of a pair. While no other process writes the pair, its next batch is decided from that
+ * state instead of reading the row first, and takes one round trip. Its first statement, refdata.expect_pair(), locks the row and fails
+ * if the row differs from the state; the batch is then run again and reads the row.
  *
- * A pair is guessed when the batch before found it as the one before that had left it. So a pair that several processes write is
- * read each time, and one whose guess failed is read twice. What is kept here is noted before its commit: where that fails, the next
- * batch of the pair is not guessed, or its guess fails too. */
+ * The state is used (guessed) only if the last batch found the row as the batch before it had left it. So a pair that several processes
+ * write is read by every batch; only the first guess after a change by another process fails. The state is noted before the commit: if
+ * the commit fails, the next guess fails too, or is not made. */
 #include "modules/refdata/apply/batch.h"
 
 static const struct db_statement expect_sql =
