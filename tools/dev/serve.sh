@@ -264,6 +264,11 @@ bench_command() {
         bench_costs
         return
     fi
+    case " $* " in *" --help "* | *" -h "*)
+        "$ROOT/bench/run" --help
+        return
+        ;;
+    esac
     local compared
     compared=$(bench_compared "$@") || exit
     packages_ensure run bench
