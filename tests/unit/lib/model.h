@@ -7,8 +7,8 @@
  *                                           .end = end, MODEL_OPERATIONS(operations)});
  *     }
  *
- * A run is decided by its seed alone. When one fails (a check, a sanitizer, a signal, a hang), its number of steps is halved as often
- * as it still fails, and its operations are printed. The environment says otherwise:
+ * A run depends on its seed alone. When one fails (a check, a sanitizer, a signal, a hang), its number of steps is halved as often
+ * as it still fails, and its operations are printed. Environment:
  *     FRESHET_SEEDS=100000  so many runs            FRESHET_SEED=17  this run alone, with its operations on stderr
  *     FRESHET_STEPS=30      so many steps in a run */
 #ifndef FRESHET_TESTS_LIB_MODEL_H

@@ -2,9 +2,9 @@
  * state instead of reading the row first, and takes one round trip. Its first statement, refdata.expect_pair(), locks the row and fails
  * if the row differs from the state; the batch is then run again and reads the row.
  *
- * The state is used (guessed) only if the last batch found the row as the batch before it had left it. So a pair that several processes
- * write is read by every batch; only the first guess after a change by another process fails. The state is noted before the commit: if
- * the commit fails, the next guess fails too, or is not made. */
+ * The state is used only if the last batch found the row as the batch before it had left it. So a pair that several processes
+ * write is read by every batch; only the first attempt after a change by another process fails. The state is noted before the commit: if
+ * the commit fails, the next attempt fails too, or is not made. */
 #include "modules/refdata/apply/batch.h"
 
 static const struct db_statement expect_sql =
