@@ -12,12 +12,14 @@ create table notification.audit (
 insert into notification.audit default values;
 
 -- Events published from `since` to `until` that have no row in processed_events and are no dead letter, and whether they are lost.
+-- Of events created before `kept` nothing is known, whenever they were published: retention may have deleted their rows.
 --
 -- Embedded bus (`of_topic` is not null): a message that the group has not handled, or a dead letter that is not stored yet, carries
 -- the event; without either it is lost. A group that has never handled anything has no process: nothing is lost to it.
 -- NATS: only the engine knows its messages. But a stream is handled in order: an event is lost when another one that was created after this
 -- one was published has been handled, `redelivery` has passed since then, and this one has not.
-create function notification.unhandled(of_topic text, of_group text, since timestamptz, until timestamptz, redelivery interval)
+create function notification.unhandled(of_topic text, of_group text, since timestamptz, until timestamptz, kept timestamptz,
+                                       redelivery interval)
 returns table (tenant_id text, event_id uuid, aggregate_key text, published_at timestamptz, is_lost boolean)
 language plpgsql stable as $$
 #variable_conflict use_column
@@ -40,7 +42,7 @@ begin
     return query
     with unhandled as materialized (
         select e.tenant_id, e.event_id, e.aggregate_key, e.published_at from entitlement.outbox_events e
-         where e.status = 'PUBLISHED' and e.published_at >= since and e.published_at <= until
+         where e.status = 'PUBLISHED' and e.published_at >= since and e.published_at <= until and e.created_at >= kept
            and e.last_error is null -- discarded by an operator
            and not exists (select from notification.processed_events p
                             where p.tenant_id = e.tenant_id and p.event_id = e.event_id)
@@ -69,6 +71,7 @@ language plpgsql as $$
 declare
     page_rows  constant integer := 10000;
     until      constant timestamptz := clock_timestamp() - after_ms * interval '1 ms';
+    kept       constant timestamptz := clock_timestamp() - keep_ms * interval '1 ms'; -- as long as processed_events
     redelivery constant interval := redelivery_ms * interval '1 ms';
     place      notification.audit;
     page       record;
@@ -83,8 +86,7 @@ begin
         place.oldest := null;
         place.whole_at := clock_timestamp();
     end if;
-    -- processed_events are kept for keep_ms: of older events nothing is known
-    place.position := greatest(place.position, clock_timestamp() - keep_ms * interval '1 ms');
+    place.position := greatest(place.position, kept);
     for pages in 1 .. 20 loop
         select count(*) as rows, max(u.published_at) as last into page
           from (select e.published_at from entitlement.outbox_events e
@@ -92,7 +94,7 @@ begin
                  order by e.published_at limit page_rows) u;
         exit when page.rows = 0;
         select min(u.published_at) into open_since
-          from notification.unhandled(of_topic, of_group, place.position, page.last, redelivery) u;
+          from notification.unhandled(of_topic, of_group, place.position, page.last, kept, redelivery) u;
         if open_since is not null then
             place.oldest := least(place.oldest, open_since);
             return query
@@ -100,7 +102,7 @@ begin
                set status = 'PENDING', published_at = null, attempt_count = 0, claim_count = 0, next_retry_at = null,
                    lease_until = null, locked_by = null, locked_at = null, claim_id = null
               from (select u.*, row_number() over (partition by u.is_lost order by u.published_at) as number
-                      from notification.unhandled(of_topic, of_group, place.position, page.last, redelivery) u) o
+                      from notification.unhandled(of_topic, of_group, place.position, page.last, kept, redelivery) u) o
              where e.event_id = o.event_id and e.status = 'PUBLISHED' and (o.is_lost or of_topic is null and o.number <= probes)
             returning e.tenant_id, e.event_id, e.aggregate_key, o.is_lost;
         end if;

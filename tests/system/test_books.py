@@ -203,3 +203,28 @@ def test_an_event_that_was_published_and_lost_is_named_and_published_again(serve
                                                  "notification.notifications": (3, 3, 0, 0, 0)}))
     assert len(other.logs(event="event_lost", eventId=lost, result="lost")) == 1
     assert len(other.logs(event="event_lost")) == 1
+
+
+def test_an_event_that_was_handled_longer_ago_than_is_kept_is_not_published_again(serve, refdata_db, token):  # noqa: F811
+    """N1, N4: such as one that an operator published again: its row is younger than what retention deleted."""
+    changes = {**notification.FAST, "notification": {**notification.FAST.get("notification", {}), "audit-after": "100ms",
+                                                     "retention": {"retention-days": 1}}}
+    server = serve(refdata_db, changes, args=ENTITLEMENT)
+    other = serve(refdata_db, changes, args=notification.ROLE)
+    client = server.client(token(TENANT, scope=SCOPES))
+    for user in ("old", "new"):
+        assert grant(client, user).status == 200
+        eventually(lambda: notification.statuses(refdata_db, user) == ["SENT"])  # pylint: disable=cell-var-from-loop
+    other.stop()
+    refdata_db.query("update entitlement.outbox_events set created_at = now() - interval '25 hours' where payload like '%%\"old\"%%'")
+    for table in ("notifications", "processed_events"):
+        refdata_db.query(f"delete from notification.{table} where event_id in"
+                         " (select event_id from entitlement.outbox_events where payload like '%%\"old\"%%')")
+    refdata_db.query("update notification.audit set whole_at = '-infinity'")
+    assert books(server)[0] == 0
+    other.start()
+    due = "select due_at from notification.audit"
+    for _ in range(3):
+        seen = refdata_db.value(due)
+        eventually(lambda: refdata_db.value(due) > seen)  # pylint: disable=cell-var-from-loop
+    assert not other.logs(event="event_lost") and not notification.statuses(refdata_db, "old")

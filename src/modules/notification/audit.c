@@ -38,12 +38,12 @@ static const struct db_statement audit_sql =
 /* $1 topic, $2 group, $3 keep in ms, $4 redelivery in ms. Events that an operator discarded have an error. */
 static const struct db_statement books_sql = DB_STATEMENT(
     "SELECT (SELECT count(*) FROM entitlement.outbox_events e WHERE e.status = 'PUBLISHED' AND e.last_error IS NULL"
-    "         AND e.published_at >= now() - $3 * interval '1 ms'),"
+    "         AND e.created_at >= now() - $3 * interval '1 ms'),"
     "       count(*), count(*) FILTER (WHERE u.is_lost)"
-    " FROM notification.unhandled($1, $2, now() - $3 * interval '1 ms', 'infinity', $4 * interval '1 ms') u");
+    " FROM notification.unhandled($1, $2, '-infinity', 'infinity', now() - $3 * interval '1 ms', $4 * interval '1 ms') u");
 static const struct db_statement lost_sql = DB_STATEMENT(
     "SELECT u.tenant_id, u.event_id, u.aggregate_key"
-    " FROM notification.unhandled($1, $2, now() - $3 * interval '1 ms', 'infinity', $4 * interval '1 ms') u"
+    " FROM notification.unhandled($1, $2, '-infinity', 'infinity', now() - $3 * interval '1 ms', $4 * interval '1 ms') u"
     " WHERE u.is_lost ORDER BY u.published_at LIMIT 1000");
 
 struct notification_audit {
