@@ -64,7 +64,7 @@ static const struct setting_row http_rows[] = {
      .place_offset = 1 + offsetof(struct kernel_http_settings, listen_place)},
     {"loops", SETTING_INT, HTTP_ROW(loops), "Event loops, one thread each; 0 = one per core.", "0", 0, 256},
     {"workers", SETTING_INT, HTTP_ROW(workers),
-     "Threads for handlers that block, of one tenant; a fifth more are for the other tenants. More threads let more writes share one disk flush.",
+     "Threads that handlers of one tenant may block; a fifth more are for the other tenants. More threads let more writes share one disk flush.",
      "16", 1, 256},
     {"workerQueue", SETTING_INT, HTTP_ROW(worker_queue),
      "Jobs that may wait for a worker; past it the tenant with most of them gets 503.", "10000", 16, 1000000},
@@ -87,8 +87,8 @@ static const struct setting_row limit_rows[] = {
     {"memory", SETTING_SIZE, .offset = offsetof(struct kernel_limit_settings, memory_bytes),
      .help =
          "Memory that clients may make the process hold, with what the process needs itself; dictionaries come on "
-         "top, see refdata.cache.memory. Past an account's share 503, or slow clients are disconnected. 0 = a "
-         "quarter of what the machine or the cgroup has.",
+         "top, see refdata.cache.memory. Past an account's share 503, or slow clients are disconnected. At "
+         "least 64MiB and eight times http.limits.body; 0 = a quarter of what the machine or the cgroup has.",
      .fallback = "0", .min = 0, .max = INT64_MAX,
      .place_offset = 1 + offsetof(struct kernel_limit_settings, memory_place)},
     {"rates", SETTING_OBJECT_LIST, .offset = offsetof(struct kernel_limit_settings, rates),

@@ -249,7 +249,7 @@ static enum status check_source(const struct making *making, const struct refdat
     if (str_eq(own->group,
                settings->kafka.group)) /* Kafka refuses offsets of a group in which it has other members */
         return refuse(making, own->group_place, "group",
-                      "is refdata.kafka.consumerGroup: choose another name");
+                      "must differ from refdata.kafka.consumerGroup");
     for (size_t i = 0; i < making->index; i++)
         if (str_eq(sources[i].topic, own->topic))
             return refuse(making, own->topic_place, "topic", "is read already, by the source at line %u",
@@ -349,7 +349,8 @@ static const struct setting_row source_rows[] = {
      "The external topic; it is not created here. Messages that are not valid updates go to the topic of this name with "
      ".dlq appended.",
      NULL, 1, 60, PLACE(topic_place)},
-    {"group", SETTING_STRING, ROW(group), "The consumer group.", "refdata-adapter", 1, 60,
+    {"group", SETTING_STRING, ROW(group),
+     "The consumer group; not that of the commands, refdata.kafka.consumerGroup.", "refdata-adapter", 1, 60,
      PLACE(group_place)},
     {"postgres", SETTING_STRING, ROW(postgres),
      "Name of the postgres block its dictionaries live in; empty = that of the fixed dictCode, or the first.",
