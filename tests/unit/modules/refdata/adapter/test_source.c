@@ -76,8 +76,8 @@ static void a_source_contradicting_itself_is_refused_where_it_stands(void **stat
             FIRST "16: refdata.adapter.sources[0].topic: a topic of dead letters has none of its own");
     refuses("      - {topic: a, group: \"a/b\"}\n",
             FIRST "27: refdata.adapter.sources[0].group: must be 1 to 60 of A-Z a-z 0-9 . _ -");
-    refuses("      - {topic: a, group: refdata-apply}\n", FIRST
-            "27: refdata.adapter.sources[0].group: is refdata.kafka.consumerGroup: choose another name");
+    refuses("      - {topic: a, group: refdata-apply}\n",
+            FIRST "27: refdata.adapter.sources[0].group: must differ from refdata.kafka.consumerGroup");
     refuses("      - topic: a\n      - topic: a\n",
             "t.yaml:12:16: refdata.adapter.sources[1].topic: is read already, by the source at line 11");
     refuses("      - {topic: a, tenant: {fixed: x, header: y}}\n",
