@@ -83,8 +83,8 @@ struct auth_verified *auth_verified_find(struct auth_verified_table *table, stru
 struct auth_verified *auth_verified_put(struct auth_verified_table *table, struct str authorization,
                                         const struct auth_claims *claims, uint64_t generation);
 
-/* While the account of tokens is full, before another one is put: an entry that is no longer there, to be freed as above. NULL:
- * there is room, or nothing was found to go. */
+/* Before another token is put: while the account of tokens is full, removes an entry and returns it, to be freed as above. NULL: there
+ * is room, or no entry was found. */
 struct auth_verified *auth_verified_evict(struct auth_verified_table *table);
 
 /* ---- verified.c: fixed memory, no copy of the token; two hashes stand for it, one of them with a secret

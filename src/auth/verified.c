@@ -17,7 +17,7 @@
 
 #define VERIFIED_WAYS 8
 #define TAIL_BYTES 32
-#define EVICT_BUCKETS 256 /* looked at for one entry to go */
+#define EVICT_BUCKETS 256 /* searched for an entry to remove */
 
 struct auth_verified_bucket {
     uint64_t hashes[VERIFIED_WAYS];

@@ -286,8 +286,8 @@ void db_pipeline_leave(struct db_conn *conn, struct db_result **results, size_t 
 /* The results of what was left are not wanted any more, or have come. */
 void db_pipeline_forget(struct db_conn *conn);
 /* A notice as a statement of a pipeline. Its transaction waits for no disk, so that the lock all notices queue for is not held
- * meanwhile: most often one of its own, after the COMMIT. For a lone writer in a hurry; a stream of notices is a notifier's. The
- * payload is UTF-8 of less than 8,000 bytes. */
+ * meanwhile: most often one of its own, after the COMMIT. For a single notice that a client waits for; many notices are sent by a
+ * notifier. The payload is UTF-8 of less than 8,000 bytes. */
 void db_pipeline_add_notice(struct db_conn *conn, struct str channel, struct str payload);
 
 /* ---- notices ----
@@ -310,7 +310,7 @@ void db_listener_destroy(struct db_listener *listener);
 /* Poll: a condition that is looked at in intervals, in case a notice was lost. Polls of one server on one loop share a connection
  * and a statement, which has the shortest of their intervals. The callback runs on that loop. */
 #define DB_POLL_UNKNOWN \
-    (-1) /* the condition could not be evaluated, or the connection was lost: look for yourself */
+    (-1) /* the condition could not be evaluated, or the connection was lost: the owner checks by itself */
 struct db_poll;
 struct db_poll_config {
     struct loop *loop;
@@ -324,7 +324,7 @@ struct db_poll_config {
 /* NULL when the target's URL cannot be understood. Created and destroyed as a listener. */
 struct db_poll *db_poll_create(const struct db_poll_config *config);
 void db_poll_destroy(struct db_poll *poll);
-/* Any thread. While it is false nobody polls; on_value(DB_POLL_UNKNOWN) is called when it becomes so. False for NULL. */
+/* Any thread. While it is false the poll does not run; on_value(DB_POLL_UNKNOWN) is called when it becomes false. False for NULL. */
 bool db_poll_is_up(const struct db_poll *poll);
 
 /* Notifier: one connection that sends coalesced NOTIFYs after commits, at most one round every `window_us`. Those of one

@@ -1,9 +1,9 @@
 /* The pool: at most connections_max connections in use, opened on demand, given to waiters; shares (tenants) take turns.
  *
- * A slot is the right to use one connection. A connection or a slot that is given up goes to the waiter whose turn it is, except
- * that long work (db_acquire_long) never has all of them, and the work of no share has (base/turns.h; the worker pool knows
- * whose job a thread runs). Idle connections lie on a shelf (server.c), which pools of the
- * same server share. Under the lock nothing blocks: connecting, rolling back and closing happen outside it.
+ * A slot is the right to use one connection. A connection or slot that is released goes to the waiter whose turn it is. Neither long
+ * work (db_acquire_long) nor one share (base/turns.h) may have all slots; the worker pool knows whose job a thread runs. Idle
+ * connections lie on a shelf (server.c), which pools of the same server share. Under the lock nothing blocks: connecting, rolling
+ * back and closing happen outside it.
  *
  *     breaker:  CLOSED ── a connect fails ──▶ OPEN until `retry_at_ns` ── first caller after that ──▶ PROBING
  *                 ▲                            ▲                                                       │

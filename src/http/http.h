@@ -140,8 +140,8 @@ void http_percent_encode(struct buf *out, struct str text); /* all but the unres
 /* Every query parameter must be among `names` (NULL-terminated), else BAD_REQUEST naming the unknown one. */
 enum status http_request_query_only(const struct http_request *request, const char *const *names,
                                     struct error *error) MUST_CHECK;
-/* A hash of the address that the request was sent from, of an IPv6 address its network alone: a client has as many others there as
- * it likes. The only thing that is known of a sender before its token is checked. */
+/* A hash of the address that the request was sent from; of an IPv6 address only the network, since a client may have any number of
+ * addresses in it. Before its token is checked, nothing else is known of a sender. */
 uint64_t http_request_sender(const struct http_request *request);
 /* The weight, 0 to 1000, that Accept gives to `type` ("application/x-ndjson") by name; a star does not count. */
 unsigned http_request_accepts(const struct http_request *request, struct str type);

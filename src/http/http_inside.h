@@ -29,16 +29,16 @@ enum {
     HTTP_REQUESTS_PER_TURN = 128,            /* the same for pipelined requests */
     HTTP_REQUESTS_PER_CHECK = 32,            /* of the clock: a power of two */
     HTTP_TICK_US_MAX = 1000,                 /* past it a tick is long, and turns end */
-    HTTP_REQUESTS_IN_LONG_TICK = 16,         /* of each connection that comes later in it, … */
-    HTTP_REQUESTS_PER_SHORT_CHECK = 2,       /* … or so many, if they take … */
-    HTTP_SHORT_TURN_US = 50,                 /* … so long */
+    HTTP_REQUESTS_IN_LONG_TICK = 16,         /* of each later connection of a long tick, … */
+    HTTP_SHORT_TURN_US = 50,                 /* … or fewer, if they take longer than this */
+    HTTP_REQUESTS_PER_SHORT_CHECK = 2,       /* of the clock, in such a turn: a power of two */
     HTTP_SPARE_EXCHANGES_MAX = 64,           /* kept per loop */
     HTTP_ARENA_BYTES = 4 * 1024,             /* of a request, without another malloc */
     HTTP_LINGER_MS = 2000,                   /* after the last answer, for the client to read it */
     HTTP_LINGER_BYTES_MAX = 4 * 1024 * 1024,
     HTTP_HOLDERS = 1024,     /* of connections: tenants, by a hash */
-    HTTP_IDLE_SAMPLES = 64,  /* connections looked at for one to close, when there are too many */
-    HTTP_IDLE_MIN_MS = 1000, /* before a connection may be closed so */
+    HTTP_IDLE_SAMPLES = 64,  /* connections compared to find an idle one to close, when there are too many */
+    HTTP_IDLE_MIN_MS = 1000, /* idle time after which a connection may be closed for another */
     HTTP_CACHE_LINE_BYTES = 64,
 };
 
@@ -54,8 +54,7 @@ struct http_head {
     bool is_server_wide;   /* OPTIONS * */
 };
 
-/* The row that any path takes which begins like this and has one more segment, so that a client which reads one item after the
- * other need not be led there each time. */
+/* The route of every path that has this prefix and one more segment: requests for one item after another are not routed again. */
 struct http_way {
     struct http_entry *entry; /* NULL = none is known */
     enum http_method method;

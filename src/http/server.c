@@ -171,15 +171,15 @@ static void on_listener_message(struct loop *loop, struct loop_message *message)
 
 /* ---- idle connections ---- */
 
-/* Does it wait for a request, or for the rest of a head, longer than clients need who send one? */
+/* Has it waited for a request, or for the rest of a head, for longer than HTTP_IDLE_MIN_MS? */
 static bool is_idle(const struct http_connection *connection, int64_t now_ns)
 {
     return connection->state == HTTP_STATE_HEAD && !connection->is_unsent &&
            now_ns - connection->state_since_ns >= HTTP_IDLE_MIN_MS * CLOCK_NS_PER_MS;
 }
 
-/* Of some connections of this loop, other ones each time, closes the one that has been idle for longest: a client may hold any
- * number of connections, but not the last ones. */
+/* Closes the connection that has been idle for longest among the next HTTP_IDLE_SAMPLES of this loop. So a client that holds idle
+ * connections does not keep others from connecting. */
 bool http_home_close_idle(struct http_home *home)
 {
     struct http_connection *longest = NULL, *connection = home->idle_hand;

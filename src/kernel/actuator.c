@@ -4,7 +4,7 @@
  *
  * A request waits, parked, for the next rendering that begins; all that wait by then share its text, so each reads values
  * that are not older than its question. Between two renderings there is a pause, past WAITERS_MAX, or half of them from one
- * address, a request is answered 503: however many ask, the other routes lose one thread's part-time work. The text is counted and copied piece by piece
+ * address, a request is answered 503: however many scrape, they use one thread, and only a part of its time. The text is counted and copied piece by piece
  * as a client's socket takes it. */
 #include <pthread.h>
 #include <stdlib.h>

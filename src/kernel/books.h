@@ -14,11 +14,11 @@ struct books_line {
     int64_t lost, doubled; /* without a carrier; with several. The others are carried */
 };
 
-/* What a module's books() gets, and calls. */
+/* The argument of a module's books(), with the functions that it calls. */
 struct books {
     struct config *config;
     const struct db_target *target;
-    int64_t patience_ms; /* how long to wait until an engine shows what it has */
+    int64_t patience_ms; /* how long to wait for Kafka's consumers */
     int64_t deadline_ns; /* of statements */
     void (*on_line)(struct books *books, const struct books_line *line);
     /* Names one that is lost or doubled, before its line. */

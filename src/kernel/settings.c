@@ -380,7 +380,7 @@ void kernel_descriptors_raise(void)
     }
 }
 
-/* Of that many places one tenant has half, so that others find some. */
+/* One tenant may have half of the places, so that some are left for others. */
 static struct http_limits with_held(struct http_limits limits, size_t parked_max)
 {
     limits.held_max = ((limits.connections_max < parked_max ? limits.connections_max : parked_max) + 1) / 2;

@@ -1,6 +1,5 @@
-/* Worker pool: one mutex and one bounded queue. Jobs here take microseconds to seconds, so the lock is never the cost; what
- * matters is that nothing accepted is forgotten, and that a job waits only while its share runs all it may, or `threads_max`
- * others run.
+/* Worker pool: one mutex and one bounded queue. Jobs take microseconds to seconds, so the cost of the lock does not matter. Every
+ * accepted job gets its done(), and a job waits only while its share has all the threads it may have, or `threads_max` jobs run.
  *
  *     submitted ─ there is a place ─▶ taken (`ready`, a member of its share) ─ a thread is awake ─▶ run ─▶ done
  *         └────── there is none ────▶ queued ─ a job ended, and it is its turn ──────────────────────▲
@@ -112,8 +111,8 @@ static size_t free_places(const struct worker_pool *pool)
     return pool->threads_max - pool->readied - pool->running;
 }
 
-/* After a job ended, on its thread: takes those that may run now. That can be two: one of a share before this one in the line
- * takes the place, and the job's share, which has a place less, may have another one. */
+/* After a job ended, on its thread: takes the jobs that may run now. That can be two: one of a share that is earlier in the line takes
+ * the free place, and the share of the ended job, which has one place less now, may take another. */
 static void take_queued(struct worker_pool *pool)
 {
     struct turns_share *share;

@@ -240,8 +240,8 @@ struct outbox_selection {   /* all conditions hold; empty = any */
 enum status outbox_list(struct db_conn *conn, const struct outbox_table *table, enum outbox_state state,
                         const struct outbox_selection *selection, int64_t deadline_ns,
                         struct db_result **rows, struct error *error) MUST_CHECK;
-/* For books: all rows, those published or failed, and those that no engine can claim, since their lease ends in more than the longest
- * one that can be set. The ids of some of the last, with spaces between them. */
+/* For books, four columns: all rows; those published or failed; those that no engine can claim, because their lease ends later than any
+ * lease that can be set; the ids of some of the last, separated by spaces. */
 enum status outbox_count(struct db_conn *conn, const struct outbox_table *table, int64_t deadline_ns,
                          struct db_result **counts, struct error *error) MUST_CHECK;
 enum outbox_change {

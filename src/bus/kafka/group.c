@@ -216,7 +216,7 @@ void bus_kafka_group_position(struct kafka_reader *reader)
         return;
     reader->position_at_ns = clock_deadline_ms(AGAIN_MS);
     if (reader->consumer.topic->spec.partitions == 0 &&
-        !reader->uses_locks) { /* of other programs: it has as many as it has */
+        !reader->uses_locks) { /* the topic of another program, which decides how many partitions it has */
         rd_kafka_topic_t *topic = rd_kafka_topic_new(reader->rk, topic_of(reader), NULL);
         rd_kafka_resp_err_t error = rd_kafka_metadata(reader->rk, 0, topic, &metadata, KAFKA_ASK_MS);
         rd_kafka_topic_destroy(topic);

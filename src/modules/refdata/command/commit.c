@@ -1,5 +1,5 @@
 /* One transaction for a group of POSTs (R1, R11): their rows and their commands commit together, or neither. There are two ways,
- * direct and queued; expected and guessed are their short forms:
+ * direct and queued; expected and guessed are their short forms (GLOSSARY.md):
  *
  *     expected BEGIN, cursor locks of the partitions, accept, apply, COMMIT in one round trip: nobody else writes the dictionary
  *     direct   BEGIN, cursor locks of the partitions, accept ─ apply ─ COMMIT

@@ -68,7 +68,7 @@ static uint64_t kind_of(struct refdata_committer *committer, const struct refdat
     return now_ns < suspect->until_ns || now_ns < committer->trial_from_ns ? KIND_QUEUED : suspect->share;
 }
 
-/* A share without a place in the table is not suspected, until another one is not any more. */
+/* When the table is full, a further share is not suspected until an entry is free again. */
 static void suspect_share(struct refdata_committer *committer, uint64_t share, int64_t now_ns)
 {
     struct suspect *suspect = find_suspect(committer, share);

@@ -22,7 +22,7 @@ static void ask_reached_again(struct refdata_asks *asks, int64_t version, int64_
     }
 }
 
-/* Those that wait for the primary, too: it may take long, or not respond. */
+/* Also those that wait for the primary, which may be slow or not respond. */
 void refdata_barrier_loaded(struct refdata_holding *holding, int64_t version)
 {
     int64_t now_ns = loop_now_ns(holding->refdata->home);

@@ -1,7 +1,7 @@
 /* The schedule: when a holding loads, and what follows from how its load ended (R13).
  *
  * A holding's load is single-flight. What wants it while it runs makes it run once more; what waits for it is released
- * when it comes back, well or badly. Loads wait in one queue for a free place; those with waiters go first, and tenants take
+ * when it ends, also when it fails. Loads wait in one queue for a free place; those with waiters go first, and tenants take
  * turns. All on the home loop. */
 #include "base/clock.h"
 #include "base/hash.h"
