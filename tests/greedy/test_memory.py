@@ -50,7 +50,8 @@ def refused_accounts(server):
 
 def dictionaries(server):
     """What they take, each twice: while one is loaded, the version before it is there too."""
-    return 2 * sum(value for name, value in (sample(server) or {}).items() if name.startswith("dict_memory_bytes"))
+    samples = eventually(lambda: sample(server), timeout=4 * PATIENCE)
+    return 2 * sum(value for name, value in samples.items() if name.startswith("dict_memory_bytes"))
 
 
 class Floods:

@@ -248,8 +248,7 @@ static enum status check_source(const struct making *making, const struct refdat
         return refuse(making, own->topic_place, "topic", "the adapter's own messages go there");
     if (str_eq(own->group,
                settings->kafka.group)) /* Kafka refuses offsets of a group in which it has other members */
-        return refuse(making, own->group_place, "group",
-                      "must differ from refdata.kafka.consumerGroup");
+        return refuse(making, own->group_place, "group", "must differ from refdata.kafka.consumerGroup");
     for (size_t i = 0; i < making->index; i++)
         if (str_eq(sources[i].topic, own->topic))
             return refuse(making, own->topic_place, "topic", "is read already, by the source at line %u",
