@@ -2,7 +2,8 @@
  * capacity of their buffers. A request whose exchange is pooled, whose body arrives whole with its head and whose answer the
  * socket takes charges nothing.
  *   - A request for which there is no room is served if its turn ends with its answer, as that of most reads does; else it is
- *     answered 503, after heads that arrive slowly were cut. Requests that wait (parked, or for a worker) are bounded by tenant.
+ *     answered 503, after heads that arrive slowly were cut. Requests that wait (parked, or for a worker) are bounded by tenant,
+ *     and so are long answers of workers until they are written.
  *   - Bodies past their account are refused with 503; they are bounded by tenant too.
  *   - Past the account of unsent answers a loop cuts those of its connections whose client has not read for longest, while
  *     the loop holds more than its part. The one that is being written is spared. */
@@ -129,6 +130,33 @@ void http_budget_free_body(struct http_exchange *exchange)
         budget_release_tenant(BUDGET_BODIES, exchange->body_tenant, charged);
     else if (charged > 0)
         budget_release(BUDGET_BODIES, charged);
+}
+
+/* ---- answers of workers ---- */
+
+/* Many of them may wait for the loop at once, each in its request's arena, and then beside it in the connection's buffer. An answer
+ * that reads gave can be refused; another one tells what was done. */
+bool http_budget_charge_answer(struct http_exchange *exchange, size_t bytes)
+{
+    size_t most = budget_most(BUDGET_REQUESTS) / 4; /* one that is longer passes alone */
+    bool is_read = exchange->request.method == HTTP_GET || exchange->request.method == HTTP_HEAD;
+
+    if (bytes <= HTTP_BLOCK_BYTES)
+        return true;
+    bytes = bytes < most / 3 ? 3 * bytes : most;
+    if (!is_read)
+        budget_add_tenant(BUDGET_REQUESTS, exchange->held_tenant, bytes);
+    else if (!budget_charge_tenant(BUDGET_REQUESTS, exchange->held_tenant, bytes))
+        return false;
+    exchange->answer_charged = bytes;
+    return true;
+}
+
+void http_budget_free_answer(struct http_exchange *exchange)
+{
+    if (exchange->answer_charged > 0)
+        budget_release_tenant(BUDGET_REQUESTS, exchange->held_tenant, exchange->answer_charged);
+    exchange->answer_charged = 0;
 }
 
 /* ---- unsent answers ---- */

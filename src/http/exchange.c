@@ -377,6 +377,14 @@ static bool is_abandoned(const struct http_exchange *exchange)
     return exchange->connection->exchange != exchange;
 }
 
+/* It is in the connection's buffer now, and the client may take its time before the next request is begun. */
+static void forget_answer(struct http_exchange *exchange)
+{
+    exchange->request.identity = NULL;
+    arena_reset(&exchange->arena);
+    http_budget_free_answer(exchange);
+}
+
 static void on_handler_done(struct worker_job *job)
 {
     struct http_exchange *exchange = CONTAINER_OF(job, struct http_exchange, job);
@@ -396,6 +404,7 @@ static void on_handler_done(struct worker_job *job)
         if (source.produce)
             source.release(source.context);
         http_dispatch_end_key(exchange); /* not before: until now the handler was running */
+        http_budget_free_answer(exchange);
         http_exchange_release(exchange);
     } else {
         http_exchange_unpark(exchange);
@@ -403,6 +412,8 @@ static void on_handler_done(struct worker_job *job)
             http_send_stream(request, &exchange->recorded, &source);
         } else if (exchange->recorded.status) {
             http_send(request, &exchange->recorded);
+            if (exchange->answer_charged > 0)
+                forget_answer(exchange);
         } else if (job->cancelled) {
             http_send_error(request,
                             &(struct error){.status = job->displaced ? STATUS_OVERLOADED : STATUS_CANCELLED});

@@ -135,6 +135,7 @@ struct http_exchange {
     size_t charged;    /* its own memory, to BUDGET_REQUESTS */
     size_t held_bytes; /* of that, by its tenant, since it waits; 0 = it does not */
     uint64_t held_tenant;
+    size_t answer_charged; /* for a long answer that a worker gave, to BUDGET_REQUESTS, to held_tenant */
     int64_t body_since_ns; /* the window in which the least rate is checked */
     uint64_t body_before;  /* received at its beginning */
     struct arena arena;
@@ -338,6 +339,9 @@ void http_budget_leave_waiting(struct http_exchange *exchange);
 bool http_budget_has_room(const struct http_exchange *exchange, uint64_t content_length);
 bool http_budget_charge_body(struct http_exchange *exchange); /* after it grew; false: no room, answer 503 */
 void http_budget_free_body(struct http_exchange *exchange);
+/* A worker is to record an answer of so many bytes. On its thread. False: no room, answer 503. */
+bool http_budget_charge_answer(struct http_exchange *exchange, size_t bytes) MUST_CHECK;
+void http_budget_free_answer(struct http_exchange *exchange);
 /* At the end of a turn: own_out is not empty. May cut other connections. */
 void http_budget_keep_unsent(struct http_connection *connection, bool has_progress);
 void http_budget_free_unsent(struct http_connection *connection); /* own_out, with whatever is in it */

@@ -252,6 +252,10 @@ void http_send_parts(struct http_request *request, const struct http_response *r
     for (size_t i = 0; i < part_count; i++)
         bytes += parts[i].len;
     if (exchange->progress == HTTP_ON_WORKER) {
+        if (!http_budget_charge_answer(exchange, bytes)) {
+            http_send_error(request, &(struct error){.status = STATUS_OVERLOADED});
+            return;
+        }
         char *body = arena_alloc(&exchange->arena, bytes + 1);
         put_parts(body, parts, part_count);
         http_answer_record(exchange, response, str_of(body, bytes));

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from flood import Crowd, Loop, Resident, bearer_header, half_a_body, half_a_head, raise_descriptors, update
+from lib.chat import Session
 from lib.chat import path as chat_path
 from lib.refdata import item_path, path, pod, refdata_db, set_version, write_builtin  # noqa: F401
 from lib.wait import PATIENCE, eventually
@@ -207,3 +208,24 @@ def test_the_sum_of_all_floods_stays_within_the_budget_and_another_tenant_reads(
     assert resident.most <= allowed, f"{resident.most / MIB:.0f} MiB of {allowed / MIB:.0f}"
     eventually(lambda: (sample(server) or {}).get('memory_used_bytes{account="bodies"}') == 0)
     assert sample(server)["memory_trims_total"] > 0
+
+
+def test_long_answers_of_workers_are_within_the_budget_until_they_are_written(program, serve, refdata_db, token):  # noqa: F811
+    raise_descriptors()
+    server = serve(refdata_db, SETTINGS)
+    bearer = token(FLOODERS[0], ttl=3600)
+    with contextlib.closing(Session(server, bearer)) as session:
+        for _ in range(20):  # the page has 1 MiB
+            session.say("x" * 30_000)
+        page = request_bytes("GET", chat_path(session.project, session.session, "/messages?limit=1000"), bearer_header(bearer))
+    resident = Resident(server.process.pid)
+    resident.start()
+    readers = Crowd(server.port, 150, lambda: page * 20, -1)
+    readers.start()
+    try:
+        eventually(lambda: (sample(server) or {}).get('memory_refused_total{account="requests"}', 0) > 150)
+    finally:
+        readers.stop()
+        resident.stop()
+    assert resident.most <= 1.1 * LIMIT, f"{resident.most / MIB:.0f} MiB of {LIMIT / MIB:.0f}"
+    eventually(lambda: server.client(bearer).get(chat_path(session.project, session.session, "/messages?limit=1000")).status == 200)
