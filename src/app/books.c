@@ -12,7 +12,6 @@
 #include "base/memory.h"
 #include "kernel/books.h"
 #include "kernel/store.h"
-#include "outbox/outbox.h"
 
 enum { CULPRITS_SHOWN_MAX = 20, STATEMENT_MS = 10 * 60 * 1000 };
 
@@ -47,35 +46,13 @@ static void note_culprit(struct books *books, const char *kind, struct str id, c
         buf_printf(&run->culprits, "WRONG %s %s %.*s: %s\n", books->target->name, kind, STR_ARG(id), why);
 }
 
-/* The rows of an outbox carry themselves until they are published or failed. */
-static enum status count_outbox(struct books_run *run, struct db_conn *conn, const struct outbox_table *table,
-                                struct error *error)
-{
-    struct db_result *counts = NULL;
-    enum status status = outbox_count(conn, table, run->books.deadline_ns, &counts, error);
-    if (status == STATUS_OK) {
-        struct books_line line = {.kind = table->name,
-                                  .accepted = db_result_i64(counts, 0, 0),
-                                  .decided = db_result_i64(counts, 0, 1),
-                                  .lost = db_result_i64(counts, 0, 2)};
-        struct str ids = db_result_str(counts, 0, 3), id;
-        for (bool more = ids.len > 0; more;) {
-            more = str_split(&ids, ' ', &id);
-            note_culprit(&run->books, line.kind, more ? id : ids,
-                         "its lease ends in hours: `freshet outbox unlock` frees it");
-        }
-        print_line(&run->books, &line);
-    }
-    db_result_free(counts);
-    return status;
-}
-
 static enum status read_module(struct books_run *run, const struct module *module, struct db_conn *conn,
                                struct error *error)
 {
     enum status status = STATUS_OK;
     for (const struct outbox_table *const *at = module->outboxes; at && *at && status == STATUS_OK; at++)
-        status = count_outbox(run, conn, *at, error);
+        status = kernel_books_count_rows(&run->books, conn, *at,
+                                         "its lease ends in hours: `freshet outbox unlock` frees it", error);
     if (status == STATUS_OK && module->books)
         status = module->books(&run->books, conn, error);
     return status;

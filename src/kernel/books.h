@@ -7,6 +7,7 @@
 
 #include "db/db.h"
 #include "kernel/config.h"
+#include "outbox/outbox.h"
 
 struct books_line {
     const char *kind; /* "update"; a table's name where its rows carry themselves */
@@ -24,5 +25,10 @@ struct books {
     /* Names one that is lost or doubled, before its line. */
     void (*on_culprit)(struct books *books, const char *kind, struct str id, const char *why);
 };
+
+/* Counts the rows of an outbox, and names those that no process can claim for hours; `remedy` says what to do. */
+enum status kernel_books_count_rows(struct books *books, struct db_conn *conn,
+                                    const struct outbox_table *table, const char *remedy,
+                                    struct error *error) MUST_CHECK;
 
 #endif

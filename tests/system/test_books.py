@@ -205,6 +205,21 @@ def test_an_event_that_was_published_and_lost_is_named_and_published_again(serve
     assert len(other.logs(event="event_lost")) == 1
 
 
+def test_a_notification_with_a_lease_that_never_ends_is_named(serve, refdata_db, token):  # noqa: F811
+    """N1: such as after the database's clock was set back."""
+    server = serve(refdata_db, notification.FAST, args=ENTITLEMENT)
+    other = serve(refdata_db, notification.FAST, args=notification.ROLE)
+    assert grant(server.client(token(TENANT, scope=SCOPES)), "user").status == 200
+    eventually(lambda: notification.statuses(refdata_db, "user") == ["SENT"])
+    other.stop()
+    refdata_db.query("update notification.notifications set status = 'PENDING', lease_until = now() + interval '1 day'")
+    status, lines, named = books(server)
+    assert (status, lines["notification.notifications"]) == (1, (1, 0, 0, 1, 0))
+    assert refdata_db.value("select notification_id::text from notification.notifications") in named[0]
+    refdata_db.query("update notification.notifications set lease_until = null")
+    assert books(server)[1]["notification.notifications"] == (1, 0, 1, 0, 0)
+
+
 def test_an_event_that_was_handled_longer_ago_than_is_kept_is_not_published_again(serve, refdata_db, token):  # noqa: F811
     """N1, N4: such as one that an operator published again: its row is younger than what retention deleted."""
     changes = {**notification.FAST, "notification": {**notification.FAST.get("notification", {}), "audit-after": "100ms",

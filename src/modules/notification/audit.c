@@ -134,19 +134,6 @@ void notification_audit_add(struct notification *notification)
 
 /* ---- books ---- */
 
-static enum status count_deliveries(struct books *books, struct db_conn *conn, struct error *error)
-{
-    struct db_result *counts = NULL;
-    enum status status = outbox_count(conn, &notification_delivery_table, books->deadline_ns, &counts, error);
-    if (status == STATUS_OK)
-        books->on_line(books, &(struct books_line){.kind = notification_delivery_table.name,
-                                                   .accepted = db_result_i64(counts, 0, 0),
-                                                   .decided = db_result_i64(counts, 0, 1),
-                                                   .lost = db_result_i64(counts, 0, 2)});
-    db_result_free(counts);
-    return status;
-}
-
 enum status notification_books(struct books *books, struct db_conn *conn, struct error *error)
 {
     const struct notification_settings *settings = config_section(books->config, "notification");
@@ -155,7 +142,9 @@ enum status notification_books(struct books *books, struct db_conn *conn, struct
                                       db_i64(redelivery_ms(settings)), DB_END};
     struct db_result *counts = NULL, *lost = NULL;
     struct books_line line = {.kind = "entitlement.events"};
-    enum status status = count_deliveries(books, conn, error);
+    enum status status =
+        kernel_books_count_rows(books, conn, &notification_delivery_table,
+                                "its lease ends in hours: set lease_until of its row to null", error);
     if (status == STATUS_OK)
         status = db_query(conn, &books_sql, params, books->deadline_ns, &counts, error);
     if (status == STATUS_OK)
