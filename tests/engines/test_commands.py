@@ -1,5 +1,6 @@
 """R11, R8: commands between PostgreSQL and Kafka. Whatever dies in between, none is lost and each has its effect once; and
 whoever publishes by the contract alone is served like everybody else."""
+import contextlib
 import http.client
 import json
 import subprocess
@@ -245,9 +246,11 @@ def test_a_process_has_to_do_with_no_engine_that_its_roles_do_not_use(make_fleet
     assert sorted(found) == [["kafka:main"], ["kafka:main"], ["redis:main"], ["redis:main"]]
 
 
+@pytest.mark.parametrize("is_slow", [False, pytest.param(True, marks=pytest.mark.whole)])
 def test_an_update_of_a_dictionary_that_moves_to_another_database_is_decided_there(serve, postgres, refdata_db, kafka,  # noqa: F811
-                                                                                   token):  # pylint: disable=unused-argument
-    """It was accepted by the old database, and is in Kafka while the dictionary moves: its status is what the new one decides."""
+                                                                                   token, is_slow):  # pylint: disable=unused-argument
+    """It was accepted by the old database, and is in Kafka while the dictionary moves: its status is what the new one decides, however
+    long that takes."""
     other = postgres.create_database()
     databases = [{"name": name, "jdbcUrl": database.jdbc_url, "username": database.user,
                   "passwordFromEnv": "FRESHET_TEST_PG_PASSWORD"} for name, database in (("main", refdata_db), ("shop", other))]
@@ -257,6 +260,9 @@ def test_an_update_of_a_dictionary_that_moves_to_another_database_is_decided_the
         settings["refdata"]["postgres"] = databases
         settings["refdata"]["updates"] = {"auditAfter": "100ms"}
         return serve(refdata_db, settings, args=roles)
+
+    def audited():
+        return refdata_db.value("select due_at from refdata.audit")
 
     try:
         server = start("main")
@@ -268,11 +274,27 @@ def test_an_update_of_a_dictionary_that_moves_to_another_database_is_decided_the
             assert client.post(updates_path(), body).status == 202
             eventually(lambda: refdata_db.query("select published from refdata.command_outbox") == [(True,)])
         server.stop()
-        server = start("shop")
+        # One that was accepted later, and is not looked at yet.
+        refdata_db.query("insert into refdata.update_request (tenant_id, event_id, dict_code, status, source, content_hash, created_at)"
+                         " values ('demo', gen_random_uuid(), 'D', 'PENDING', 'REST', '', now() + interval '1 day')")
+        with contextlib.closing(other.connect()) as blocker, blocker.cursor() as cursor:
+            if is_slow:
+                blocker.autocommit = False
+                cursor.execute("insert into refdata.dictionary_meta (tenant_id, dict_code, version) values ('demo', 'D', 0)")
+            server = start("shop")
+            if is_slow:
+                eventually(lambda: on_engines.is_handled(refdata_db.name))  # by the old one, which leaves it out
+            for _ in range(10 if is_slow else 0):
+                seen = audited()
+                eventually(lambda: audited() > seen)  # pylint: disable=cell-var-from-loop
+            assert not server.logs(event="update_lost", result="republished")
+            assert not server.logs(event="update_lost", result="failed")
+            blocker.rollback()
         with server.client(token("demo")) as client:
             eventually(lambda: client.get(status_path(body["eventId"])).json()["status"] == "COMMITTED")
         # The auditor copies the decision into the row of the old one.
-        eventually(lambda: refdata_db.query("select status, committed_version from refdata.update_request") == [("COMMITTED", 1)])
+        eventually(lambda: refdata_db.query("select status, committed_version from refdata.update_request where event_id = %s",
+                                            (body["eventId"],)) == [("COMMITTED", 1)])
         assert (items_of(refdata_db, "D"), items_of(other, "D")) == ({}, {"a": 1})
         assert other.value("select count(*) from refdata.outbox_event") == 1
     finally:

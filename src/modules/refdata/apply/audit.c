@@ -67,13 +67,17 @@ static const struct db_statement copy_sql =
                  "  error_message = $6, updated_at = clock_timestamp()"
                  " where tenant_id = $1 and event_id = $2 and status = 'PENDING'");
 
+struct fence {
+    const struct refdata_database *database; /* whose group has to pass it */
+    int64_t at_us;                           /* by the auditor's database's clock; 0 = none */
+    unsigned partitions;
+    int64_t ends[BUS_PARTITIONS_MAX];
+};
+
 struct refdata_audit {
     struct refdata_database *database;
-    bool is_failing; /* logged once */
-    /* Kafka: */
-    int64_t fence_us; /* by the database's clock; 0 = none */
-    unsigned fence_partitions;
-    int64_t fence[BUS_PARTITIONS_MAX];
+    bool is_failing;           /* logged once */
+    struct fence fence, moved; /* on Kafka; of the database that dictionaries have moved to */
 };
 
 void refdata_audit_metrics_register(void)
@@ -98,9 +102,11 @@ struct lost {
     struct db_conn *conn;
     const struct db_result *rows;
     struct arena *arena;
-    struct refdata_columns failed;    /* tenant, event, reason */
-    struct refdata_columns published; /* on Kafka: tenant, event, row of command_outbox */
-    struct buf republished;           /* text[] of ids */
+    struct refdata_columns failed;        /* tenant, event, reason */
+    struct refdata_columns published;     /* on Kafka: tenant, event, row of command_outbox */
+    struct buf republished;               /* text[] of ids */
+    const struct refdata_database *asked; /* its fence was asked for in this step: */
+    int64_t asked_us;
 };
 
 static enum status fail_lost(struct lost *lost, struct error *error)
@@ -217,10 +223,9 @@ static bool copy_decision(struct lost *lost, size_t row, struct refdata_database
 /* ---- Kafka's fence ---- */
 
 /* Sets *passed_us: messages published before then are not in the topic any more. 0: that is not known. */
-static enum status ask_fence(struct refdata_audit *audit, int64_t now_us, struct arena *arena,
-                             int64_t *passed_us, struct error *error)
+static enum status ask_fence(struct fence *fence, const struct refdata_database *database, int64_t now_us,
+                             struct arena *arena, int64_t *passed_us, struct error *error)
 {
-    const struct refdata_database *database = audit->database;
     struct bus_kafka_position *positions = arena_zalloc(arena, BUS_PARTITIONS_MAX * sizeof *positions);
     struct bus_kafka_config config = {.brokers = NULL};
     unsigned count = 0;
@@ -231,21 +236,33 @@ static enum status ask_fence(struct refdata_audit *audit, int64_t now_us, struct
                             clock_deadline_ms(ASK_MS), positions, &count, error);
     if (status != STATUS_OK || count == 0)
         return status;
-    bool is_passed = audit->fence_us && audit->fence_partitions == count;
+    bool is_taken = fence->at_us && fence->database == database && fence->partitions == count;
+    bool is_passed = is_taken;
     for (unsigned i = 0; i < count && is_passed; i++)
-        is_passed = positions[i].committed >= audit->fence[i];
+        is_passed = positions[i].committed >= fence->ends[i];
     if (is_passed)
-        *passed_us = audit->fence_us;
-    else if (audit->fence_us && audit->fence_partitions == count)
+        *passed_us = fence->at_us;
+    else if (is_taken)
         return STATUS_OK; /* it stands until it is passed */
     for (unsigned i = 0; i < count; i++)
-        audit->fence[i] = positions[i].end;
-    audit->fence_partitions = count;
-    audit->fence_us = now_us;
+        fence->ends[i] = positions[i].end;
+    fence->partitions = count;
+    fence->database = database;
+    fence->at_us = now_us;
     return STATUS_OK;
 }
 
 /* ---- one step ---- */
+
+/* The same for the group of a database that dictionaries have moved to: one of them in a step. */
+static int64_t ask_there(struct lost *lost, const struct refdata_database *other, struct error *error)
+{
+    if (!lost->asked && ask_fence(&lost->audit->moved, other, db_result_i64(lost->rows, 0, NOW_US),
+                                  lost->arena, &lost->asked_us, error) != STATUS_OK)
+        lost->asked_us = 0;
+    lost->asked = lost->asked ? lost->asked : other;
+    return lost->asked == other ? lost->asked_us : 0;
+}
 
 static void settle_row(struct lost *lost, size_t row, int64_t passed_us, struct error *error)
 {
@@ -258,11 +275,19 @@ static void settle_row(struct lost *lost, size_t row, int64_t passed_us, struct 
     struct str reason = str_from(status_message(STATUS_COMMAND_LOST));
     if (database->buses.shared && !is_given_up && db_result_i64(lost->rows, row, AT_US) >= passed_us)
         return;
-    if (database->buses.shared && dictionary && dictionary->database != database &&
-        copy_decision(lost, row, dictionary->database, error))
+    bool is_moved = database->buses.shared && dictionary && dictionary->database != database;
+    if (is_moved && (copy_decision(lost, row, dictionary->database, error) ||
+                     (!is_given_up &&
+                      db_result_i64(lost->rows, row, AT_US) >= ask_there(lost, dictionary->database, error))))
         return;
     /* On the embedded bus no process publishes from command_outbox: the row is left from before bus.commands was changed. */
-    if (database->buses.shared && !is_given_up && !db_result_is_null(lost->rows, row, OUTBOX_ID)) {
+    bool is_kept = database->buses.shared && !is_given_up && !db_result_is_null(lost->rows, row, OUTBOX_ID);
+    if (is_kept && is_moved) { /* what would have overtaken it there is not known here */
+        db_array_put(&lost->republished, db_result_str(lost->rows, row, OUTBOX_ID));
+        report_lost(AUDIT_REPUBLISHED, tenant, event_id, code);
+        return;
+    }
+    if (is_kept) {
         refdata_columns_add(&lost->published,
                             REFDATA_ROW(tenant, event_id, db_result_str(lost->rows, row, OUTBOX_ID)));
         return;
@@ -280,9 +305,10 @@ static enum status settle_lost(struct lost *lost, struct error *error)
     int64_t passed_us = 0;
     enum status status = STATUS_OK;
     if (count > 0 && audit->database->buses.shared)
-        status = ask_fence(audit, db_result_i64(lost->rows, 0, NOW_US), lost->arena, &passed_us, error);
+        status = ask_fence(&audit->fence, audit->database, db_result_i64(lost->rows, 0, NOW_US), lost->arena,
+                           &passed_us, error);
     else
-        audit->fence_us = 0;
+        audit->fence.at_us = audit->moved.at_us = 0;
     refdata_columns_begin(&lost->failed, 3, lost->arena);
     refdata_columns_begin(&lost->published, 3, lost->arena);
     for (size_t i = 0; i < count && status == STATUS_OK; i++)
