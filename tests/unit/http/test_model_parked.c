@@ -1,16 +1,19 @@
 /* Requests off the loop against a list of what was asked (C7): parked by the gate, by a prepare step or by the handler, or on a worker,
  * with deadlines, and clients that send several at once or disconnect at any moment. Each request of a client that stays is answered
- * once, in order, with its own number; on_drop and the end of its key are called once; no reference outlives its parking. */
+ * once, in order, with its own number; on_drop and the end of its key are called once; no reference outlives its parking. In the end no
+ * tenant holds a connection or memory. */
 #include <errno.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/budget.h"
 #include "base/clock.h"
 #include "harness.h"
+#include "http/http_inside.h"
 #include "loop/loop_inside.h"
 #include "model.h"
 
-enum { CLIENTS = 5, ASKED_MAX = 512, WORK_MS = 60, OLD = 32, JOBS_MAX = 16 };
+enum { CLIENTS = 5, ASKED_MAX = 512, WORK_MS = 60, OLD = 32, JOBS_MAX = 16, TENANTS = 2 };
 
 enum kind { NOW, PARK, GATE, WORK, PREPARE, KINDS };
 enum state { SENT, PARKED, RUNS /* on a worker or on its way there */, OVER };
@@ -47,6 +50,11 @@ static struct asked *asked_by(const struct http_request *request)
     MODEL_CHECK(http_request_param(request, "id", &id, &error) == STATUS_OK && str_to_u64(id, &number),
                 "no number");
     return &asked[number];
+}
+
+static uint64_t tenant_of(const struct http_request *request)
+{
+    return 1 + asked_by(request)->client % TENANTS;
 }
 
 static void send_number(struct http_request *request, int status)
@@ -389,6 +397,8 @@ static void begin(void)
     workers_are_full = false;
     harness_init(&harness, routes);
     harness.config.gate = gate;
+    harness.config.share_of = tenant_of;
+    harness.config.limits.held_max = ASKED_MAX;
     harness.config.idempotency = take_key;
     harness.config.on_idempotency_end = on_key_end;
     harness.config.workers = (struct worker_pool *)&harness; /* never looked into */
@@ -445,7 +455,20 @@ static void end(void)
     MODEL_CHECK(keys_held == 0, "%zu keys did not end", keys_held);
     MODEL_CHECK(harness.loop->parking.occupied == 0, "%zu places are occupied",
                 harness.loop->parking.occupied);
+    for (size_t i = 0; i < HTTP_HOLDERS; i++)
+        MODEL_CHECK(harness.server->held[i] == 0, "%u connections are held", harness.server->held[i]);
     harness_deinit(&harness);
+    MODEL_CHECK(budget_used(BUDGET_REQUESTS) == 0, "%zu bytes are charged", budget_used(BUDGET_REQUESTS));
+    for (uint64_t tenant = 1; tenant <= TENANTS; tenant++) {
+        MODEL_CHECK(budget_hold_tenant(BUDGET_REQUESTS, tenant, budget_most(BUDGET_REQUESTS)),
+                    "a tenant still holds memory");
+        budget_leave_tenant(BUDGET_REQUESTS, tenant, budget_most(BUDGET_REQUESTS));
+    }
+}
+
+static void set_limit(void)
+{
+    budget_set_limit(64 << 20);
 }
 
 int main(void)
@@ -459,6 +482,7 @@ int main(void)
     return model_main(&(struct model){.name = "parked requests",
                                       .seeds = 500,
                                       .steps = 80,
+                                      .open = set_limit,
                                       .begin = begin,
                                       .check = check,
                                       .end = end,
