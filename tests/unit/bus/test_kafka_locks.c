@@ -1,4 +1,5 @@
-/* The Kafka driver: partitions by locks of PostgreSQL: a lock that is lost, a holder that was frozen. */
+/* The Kafka driver: partitions by locks of PostgreSQL: a lock that is lost or that another one was faster to take, a holder that was
+ * frozen. */
 #include "base/log.h"
 #include "bus/kafka/inside.h"
 #include "sql_rig.h"
@@ -98,11 +99,108 @@ static void test_a_holder_whose_last_look_is_old_begins_no_batch(void **state)
     recorder_deinit(&recorder);
 }
 
+/* Runs in each look, when the free partitions are known and before their locks are taken. */
+static struct db_conn *_Atomic faster;
+static atomic_uint looks;
+
+void __real_bus_kafka_partitions_dispatch(struct kafka_reader *reader);
+void __wrap_bus_kafka_partitions_dispatch(struct kafka_reader *reader);
+void __wrap_bus_kafka_partitions_dispatch(struct kafka_reader *reader)
+{
+    static const struct db_statement take =
+        DB_STATEMENT("SELECT pg_advisory_lock(classid::bigint::int, 0) " LOCKS " AND objid = 2147483647");
+    struct db_conn *other = atomic_exchange(&faster, NULL);
+    if (other)
+        db_exec(other, &take, DB_NO_PARAMS, clock_deadline_ms(PATIENCE_MS), NULL, NULL);
+    atomic_fetch_add(&looks, 1);
+    __real_bus_kafka_partitions_dispatch(reader);
+}
+
+static void await_looks(unsigned count)
+{
+    for (unsigned before = looks; looks < before + count;)
+        nanosleep(&(struct timespec){.tv_nsec = CLOCK_NS_PER_MS}, NULL);
+}
+
+/* R10. Both have seen it free. */
+static void test_a_partition_whose_lock_another_one_took_first_is_not_owned(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "taken", .partitions = 1};
+    static const struct db_statement unlock = DB_STATEMENT("SELECT pg_advisory_unlock_all()");
+    struct process process;
+    struct recorder recorder;
+    struct db_conn *other = NULL;
+    recorder_init(&recorder);
+    assert_int_equal(db_acquire(sql_pool, clock_deadline_ms(PATIENCE_MS), &other, NULL), STATUS_OK);
+    kafka_open(&process, &topic, 1);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "taken", .from = BUS_FROM_START});
+    faster = other;
+    process_start(&process);
+    await_sql("SELECT count(*) " LOCKS " AND objid = 0", 1);
+    await_looks(2);
+    struct kafka_reader *reader = reader_of(&process);
+    pthread_mutex_lock(&reader->lock);
+    const struct kafka_partition *partition = bus_kafka_partition_find(reader, 0);
+    bool is_owned = partition && partition->is_owned;
+    pthread_mutex_unlock(&reader->lock);
+    enum status unlocked = db_exec(other, &unlock, DB_NO_PARAMS, clock_deadline_ms(PATIENCE_MS), NULL, NULL);
+    db_release(other);
+    publish(&process, "taken", "k", 1);
+    bool came = recorder_await(&recorder, 1);
+    process_close(&process);
+    assert_false(is_owned);
+    assert_int_equal(unlocked, STATUS_OK);
+    assert_true(came);
+    recorder_deinit(&recorder);
+}
+
+/* R10. A member that joins gets its share when the handler has ended. */
+static void test_a_partition_is_not_given_up_while_its_handler_runs(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "busy", .partitions = 2};
+    static const char owners[] = "SELECT count(DISTINCT pid) " LOCKS " AND objid < 2";
+    enum { COUNT = 16 };
+    struct process process, joining;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    recorder.behave = record_and_hold;
+    kafka_open(&process, &topic, 1);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "busy", .batch_max = 1});
+    process_start(&process);
+    await_ready(&recorder);
+    for (int i = 0; i < COUNT; i++)
+        publish(&process, "busy", (char[]){(char)('a' + i), '\0'}, i);
+    bool are_busy = recorder_await(&recorder, 2);
+    kafka_open(&joining, &topic, 1);
+    subscribe(&joining, &recorder, (struct bus_subscription){.topic = "busy", .batch_max = 1});
+    process_start(&joining);
+    await_sql("SELECT count(*) " LOCKS " AND objid = 2147483647", 2);
+    await_looks(12);
+    int64_t meanwhile = sql(owners);
+    size_t count = recorder.count;
+    recorder_step(&recorder, 1);
+    await_sql(owners, 2);
+    bool came = true;
+    for (int i = 0; i < COUNT; i++)
+        came &= recorder_await_number(&recorder, i);
+    process_close(&joining);
+    process_close(&process);
+    assert_true(are_busy);
+    assert_int_equal(meanwhile, 1);
+    assert_int_equal(count, 2);
+    assert_true(came);
+    recorder_deinit(&recorder);
+}
+
 int kafka_run_locks(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_holder_that_lost_its_lock_begins_no_batch),
         cmocka_unit_test(test_a_holder_whose_last_look_is_old_begins_no_batch),
+        cmocka_unit_test(test_a_partition_whose_lock_another_one_took_first_is_not_owned),
+        cmocka_unit_test(test_a_partition_is_not_given_up_while_its_handler_runs),
     };
     return cmocka_run_group_tests_name("kafka locks", tests, NULL, NULL);
 }
