@@ -96,6 +96,19 @@ static enum status ask_kafka(struct refdata_book *book, struct db_conn *conn, in
     return status == STATUS_OK ? read_updates(book, conn, error) : status;
 }
 
+/* Its dictionary is in another database now, whose group handles its command; the auditor copies the decision, or publishes it again. */
+static bool is_moved(const struct refdata_book *book, const struct refdata_settings *settings,
+                     struct str code)
+{
+    int here = refdata_settings_database(settings, str_from(book->books->target->name));
+    for (size_t i = 0; book->is_on_kafka && i < settings->dictionaries.count; i++) {
+        const struct refdata_dictionary_settings *dictionary = refdata_settings_dictionary(settings, i);
+        if (str_eq(dictionary->code, code))
+            return refdata_settings_database(settings, dictionary->postgres) != here;
+    }
+    return false;
+}
+
 enum status refdata_books(struct books *books, struct db_conn *conn, struct error *error)
 {
     const struct refdata_settings *settings = config_section(books->config, refdata_section.name);
@@ -114,7 +127,9 @@ enum status refdata_books(struct books *books, struct db_conn *conn, struct erro
         bool is_doubled = db_result_i64(book.wrong, i, CARRIERS) > 1;
         bool is_given_up = db_result_i64(book.wrong, i, IS_GIVEN_UP) == 1;
         char id[256];
-        if (!is_doubled && !is_given_up && db_result_i64(book.wrong, i, AT_US) >= published_us)
+        if (!is_doubled && !is_given_up &&
+            (db_result_i64(book.wrong, i, AT_US) >= published_us ||
+             is_moved(&book, settings, db_result_str(book.wrong, i, DICT_CODE))))
             continue; /* Kafka may have it */
         line.lost += !is_doubled;
         line.doubled += is_doubled;
