@@ -123,10 +123,11 @@ static enum http_step read_body(struct http_exchange *exchange)
         case HTTP_BODY_MORE:
             if (exchange->connection->saw_end)
                 return refuse_body(exchange, STATUS_BAD_REQUEST, "the body ended early");
-            if (!http_exchange_hold(exchange))
+            if (!http_exchange_hold(exchange) || !http_budget_hold_waiting(exchange))
                 return refuse_body(exchange, STATUS_OVERLOADED, "too many requests of the tenant wait");
             return HTTP_STEP_PARKED;
         case HTTP_BODY_DONE:
+            http_budget_leave_waiting(exchange);
             if (buf_len(&exchange->body_bytes) > 0)
                 exchange->request.body = buf_str(&exchange->body_bytes);
             http_connection_move(exchange->connection, HTTP_STATE_BUSY);

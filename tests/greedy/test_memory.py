@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from flood import Crowd, Loop, Resident, bearer_header, half_a_body, half_a_head, raise_descriptors, update
-from lib.chat import Session
+from lib.chat import Session, fresh
 from lib.chat import path as chat_path
 from lib.refdata import item_path, path, pod, refdata_db, set_version, write_builtin  # noqa: F401
 from lib.wait import PATIENCE, eventually
@@ -229,3 +229,18 @@ def test_long_answers_of_workers_are_within_the_budget_until_they_are_written(pr
         resident.stop()
     assert resident.most <= 1.1 * LIMIT, f"{resident.most / MIB:.0f} MiB of {LIMIT / MIB:.0f}"
     eventually(lambda: server.client(bearer).get(chat_path(session.project, session.session, "/messages?limit=1000")).status == 200)
+
+
+def test_bodies_of_one_tenant_that_do_not_arrive_leave_room_for_requests_of_another(program, serve, refdata_db, token):  # noqa: F811
+    raise_descriptors()
+    server = serve(refdata_db, SETTINGS)
+    greedy, modest = token(FLOODERS[0], ttl=3600), server.client(token("modest", ttl=3600))
+    assert modest.get(chat_path(fresh(), fresh(), "/messages")).status == 404
+    senders = Crowd(server.port, 1000, lambda: half_a_body(FLOODERS[0], greedy, 1))
+    senders.start()
+    try:
+        eventually(lambda: "requests" in refused_accounts(server))
+        for _ in range(50):  # on a worker
+            assert modest.get(chat_path(fresh(), fresh(), "/messages")).status == 404
+    finally:
+        senders.stop()
