@@ -3,7 +3,8 @@
  * socket takes charges nothing.
  *   - A request for which there is no room is served if its turn ends with its answer, as that of most reads does; else it is
  *     answered 503, after heads that arrive slowly were cut. Requests that wait (parked, or for a worker) are bounded by tenant,
- *     and so are long answers of workers until they are written.
+ *     and so are long answers of workers until they are written. Heads that are not complete have no tenant yet: they have at
+ *     most half of the account's share, so that there is room for requests that wait.
  *   - Bodies past their account are refused with 503; they are bounded by tenant too.
  *   - Past the account of unsent answers a loop cuts those of its connections whose client has not read for longest, while
  *     the loop holds more than its part. The one that is being written is spared. */
@@ -50,13 +51,35 @@ static void cut_slow_heads(const struct http_exchange *spared)
     }
 }
 
-bool http_budget_charge_exchange(struct http_exchange *exchange, size_t bytes)
+/* Each loop has its part of what heads may take. */
+static bool charge_head(struct http_exchange *exchange, size_t bytes)
+{
+    struct http_home *home = exchange->home;
+
+    if (home->head_bytes + bytes > budget_share(BUDGET_REQUESTS) / 2 / home->server->home_count) {
+        budget_count_refusal(BUDGET_REQUESTS);
+        return false;
+    }
+    if (!budget_charge(BUDGET_REQUESTS, bytes))
+        return false;
+    home->head_bytes += bytes;
+    exchange->head_bytes += bytes;
+    return true;
+}
+
+static void end_head(struct http_exchange *exchange)
+{
+    exchange->home->head_bytes -= exchange->head_bytes;
+    exchange->head_bytes = 0;
+}
+
+bool http_budget_charge_exchange(struct http_exchange *exchange, size_t bytes, bool is_head)
 {
     size_t more = bytes - exchange->charged;
 
-    if (!budget_charge(BUDGET_REQUESTS, more)) {
+    if (!(is_head ? charge_head(exchange, more) : budget_charge(BUDGET_REQUESTS, more))) {
         cut_slow_heads(exchange);
-        if (!budget_charge(BUDGET_REQUESTS, more))
+        if (!(is_head ? charge_head(exchange, more) : budget_charge(BUDGET_REQUESTS, more)))
             return false;
     }
     exchange->charged = bytes;
@@ -65,6 +88,7 @@ bool http_budget_charge_exchange(struct http_exchange *exchange, size_t bytes)
 
 void http_budget_set_exchange(struct http_exchange *exchange, size_t bytes)
 {
+    end_head(exchange);
     if (bytes < exchange->charged)
         budget_release(BUDGET_REQUESTS, exchange->charged - bytes);
     else
@@ -77,8 +101,9 @@ bool http_budget_hold_waiting(struct http_exchange *exchange)
 {
     uint64_t tenant = tenant_of(exchange);
 
-    if (!http_exchange_admit(exchange))
+    if (!http_exchange_admit(exchange, false))
         return false;
+    end_head(exchange);
     if (!has_tenants(exchange) || (exchange->held_bytes > 0 && exchange->held_tenant == tenant))
         return true;
     http_budget_leave_waiting(exchange);

@@ -350,7 +350,7 @@ static bool may_stay(const struct http_connection *connection)
 
     return !exchange || exchange->charged > 0 ||
            (connection->state == HTTP_STATE_HEAD && exchange->start == exchange->end) ||
-           http_exchange_admit(exchange);
+           http_exchange_admit(exchange, connection->state == HTTP_STATE_HEAD);
 }
 
 static void take_turn(struct http_connection *connection)

@@ -92,10 +92,10 @@ void http_exchange_slim(struct http_exchange *exchange)
     http_budget_set_exchange(exchange, sizeof *exchange);
 }
 
-bool http_exchange_admit(struct http_exchange *exchange)
+bool http_exchange_admit(struct http_exchange *exchange, bool is_head)
 {
     return exchange->charged > 0 ||
-           http_budget_charge_exchange(exchange, reading_bytes(exchange, exchange->block_bytes));
+           http_budget_charge_exchange(exchange, reading_bytes(exchange, exchange->block_bytes), is_head);
 }
 
 struct http_exchange *http_exchange_acquire(struct http_connection *connection)
@@ -110,7 +110,7 @@ struct http_exchange *http_exchange_acquire(struct http_connection *connection)
         exchange = memory_zalloc(sizeof *exchange);
         exchange->home = home;
         alloc_for_reading(exchange);
-        (void)http_exchange_admit(exchange);
+        (void)http_exchange_admit(exchange, true);
         exchange->arena = ARENA(HTTP_ARENA_BYTES);
         exchange->request.arena = &exchange->arena;
         exchange->request.loop = home->loop;
@@ -202,7 +202,8 @@ size_t http_exchange_make_room(struct http_exchange *exchange, bool head_is_fixe
         if (exchange->start > 0) {
             move_to_front(exchange);
         } else {
-            if (!http_budget_charge_exchange(exchange, reading_bytes(exchange, 2 * exchange->block_bytes)))
+            if (!http_budget_charge_exchange(exchange, reading_bytes(exchange, 2 * exchange->block_bytes),
+                                             true))
                 return 0;
             exchange->block_bytes *= 2; /* bounded: the parser refuses a head past its limits */
             exchange->block = memory_realloc(exchange->block, exchange->block_bytes);

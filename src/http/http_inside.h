@@ -133,6 +133,7 @@ struct http_exchange {
     size_t body_charged;
     uint64_t body_tenant;
     size_t charged;    /* its own memory, to BUDGET_REQUESTS */
+    size_t head_bytes; /* of that, charged before its head was complete, until it waits */
     size_t held_bytes; /* of that, by its tenant, since it waits; 0 = it does not */
     uint64_t held_tenant;
     size_t answer_charged; /* for a long answer that a worker gave, to BUDGET_REQUESTS, to held_tenant */
@@ -215,6 +216,7 @@ struct http_home {
     int64_t date_until_ns;
     TAILQ_HEAD(, http_connection) unsent; /* the first has waited for its client longest */
     size_t unsent_bytes;
+    size_t head_bytes;    /* of its exchanges */
     int64_t next_cuts_ns; /* not before: connections with slow heads are looked for */
     SLIST_HEAD(, http_listener) listeners;
     bool draining, drained;
@@ -274,7 +276,8 @@ static inline void http_exchange_move(struct http_exchange *exchange, enum http_
 /* Without room in the memory budget the exchange is not charged: its request may be answered within this turn, but must not
  * stay. */
 struct http_exchange *http_exchange_acquire(struct http_connection *connection);
-bool http_exchange_admit(struct http_exchange *exchange); /* may it stay? Charges it, if it is not yet. */
+/* May it stay? Charges it, if it is not yet; `is_head`: its head is not complete. */
+bool http_exchange_admit(struct http_exchange *exchange, bool is_head);
 void http_exchange_release(struct http_exchange *exchange);
 void http_exchange_destroy(struct http_exchange *exchange);
 void http_exchange_next(struct http_exchange *exchange); /* forgets the request, keeps the unparsed bytes */
@@ -329,8 +332,8 @@ void http_stream_release(struct http_exchange *exchange);
 void http_stream_end_early(struct http_connection *connection); /* one without end, when the server stops */
 
 /* budget.c */
-/* The exchange is to take so many bytes, more than before. False: no room. */
-bool http_budget_charge_exchange(struct http_exchange *exchange, size_t bytes) MUST_CHECK;
+/* The exchange is to take so many bytes, more than before. False: no room, of which heads that are not complete have half. */
+bool http_budget_charge_exchange(struct http_exchange *exchange, size_t bytes, bool is_head) MUST_CHECK;
 void http_budget_set_exchange(struct http_exchange *exchange, size_t bytes); /* it takes them already */
 /* Its request begins to wait, or ends. False: its tenant has as many that wait as it may have. */
 bool http_budget_hold_waiting(struct http_exchange *exchange) MUST_CHECK;

@@ -172,6 +172,23 @@ class Reader:
         self.count += 1
 
 
+def test_requests_with_new_tokens_wait_beside_a_flood_of_half_heads(program, serve, refdata_db, token):  # noqa: F811
+    """Heads that are not complete have no tenant. They take half of the account of requests, so that others can be parked."""
+    raise_descriptors()
+    write_builtin(refdata_db, "SMALL", {"k": 1}, 1, "modest")
+    server = serve(refdata_db, SETTINGS)
+    flood = Crowd(server.port, 1500, lambda: half_a_head(20000), 0)
+    flood.start()
+    try:
+        eventually(lambda: "requests" in refused_accounts(server), interval=0.2)
+        for number in range(20):
+            with contextlib.closing(server.client(token("modest", ttl=3600 + number))) as client:
+                assert client.get(item_path("SMALL", "k", "modest")).status == 200
+    finally:
+        flood.stopping.set()
+        flood.stop()
+
+
 def test_the_sum_of_all_floods_stays_within_the_budget_and_another_tenant_reads(  # pylint: disable=too-many-locals
         program, whole, serve, refdata_db, token):  # noqa: F811
     raise_descriptors()
