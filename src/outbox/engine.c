@@ -24,7 +24,7 @@ enum {
     RETRY_MIN_MS = 50, /* after a failed exchange; doubles up to RETRY_MAX_MS */
     RETRY_MAX_MS = 2000,
     RELEASED_WAIT_MS = 100,
-    OLDER_TRIES = 10, /* to get a connection that is older than the batch, */
+    OLDER_TRIES = 50, /* to get a connection that is older than the batch, */
     OLDER_WAIT_MS = 10,
     OUTAGE_PAUSE_MS_MIN = 50,
     UPKEEP_INTERVAL_MS = 5000,

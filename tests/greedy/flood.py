@@ -8,6 +8,7 @@ import time
 
 from lib.wire import request_bytes
 
+ADDRESS = "127.0.1.1"  # thousands of their ports are not taken from servers that listen on 127.0.0.1
 LATE = 0.05  # between two looks at the clients of one kind
 
 
@@ -66,6 +67,7 @@ class Holder:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         self.socket.settimeout(5)
         try:
+            self.socket.bind((ADDRESS, 0))
             self.socket.connect(("127.0.0.1", port))
             self.socket.setblocking(False)
         except OSError:

@@ -2,9 +2,7 @@
 
 Whatever dies: both effect and stored answer are there, or neither, and the key is free again at once.
 """
-import contextlib
 import json
-import os
 import signal
 import threading
 import time
@@ -13,7 +11,7 @@ from collections import Counter
 import pytest
 
 from lib.items import CONFLICT, INTAKE, PATH, PROCESSING, ROUTE, at_once, effects, fresh, item, post
-from lib.postgres import signal_all
+from lib.postgres import freeze_cluster, signal_all
 from lib.wait import eventually
 from lib.wire import Client, request_bytes
 
@@ -272,20 +270,6 @@ def test_a_full_queue_is_503_and_leaves_the_keys_free(serve, module_database, to
 
 # ---- the database ----
 
-def postgres_pids(server):
-    """Every process of that PostgreSQL."""
-    parent = int((server.data / "postmaster.pid").read_text().split()[0])
-    children = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and parent_of(pid) == parent]
-    return [parent, *children]
-
-
-def parent_of(pid):
-    with contextlib.suppress(OSError):
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
-            return int(stat.read().rsplit(")", 1)[1].split()[1])
-    return None
-
-
 def test_a_database_that_is_down_or_frozen_is_503_and_the_key_is_free_after(own_postgres, serve, token):
     """I5, C7: never a 201 without a commit; whatever was answered, the same key ends in one effect."""
     database = own_postgres.create_database()
@@ -307,8 +291,7 @@ def test_a_database_that_is_down_or_frozen_is_503_and_the_key_is_free_after(own_
         eventually(lambda: client.get("/actuator/health").json()["roles"]["intake"]["status"] == "UP")
 
         body, key = item(), fresh("key")
-        frozen = postgres_pids(own_postgres)
-        signal_all(frozen, signal.SIGSTOP)
+        frozen = freeze_cluster(own_postgres)
         try:
             began = time.monotonic()
             answer = post(client, body, key)

@@ -108,7 +108,7 @@ def test_every_media_type_and_every_code_came(servers):
     assert kinds == described
     codes = {answer.json()["code"] for answer in answers if answer.status >= 400 and b'"code"' in answer.body}
     written = set(re.findall(r"code: \{const: (\w+)\}", DOCUMENT.text)) | {"OVERLOADED"}
-    assert codes == written - {"INTERNAL_ERROR"}
+    assert codes == written - {"INTERNAL_ERROR", "COMMAND_LOST"}  # the latter: test_books.py
 
 
 def test_a_path_that_is_not_described_is_404(servers):
