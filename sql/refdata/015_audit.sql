@@ -80,11 +80,13 @@ declare
     page      record;
     lost      boolean := false;
 begin
-    select * into place from refdata.audit where due_at <= clock_timestamp() for update skip locked;
+    select * into place from refdata.audit
+     where due_at <= clock_timestamp() or due_at > clock_timestamp() + pause_ms * interval '1 ms' -- the clock was set back
+       for update skip locked;
     if not found then
         return;
     end if;
-    if place.whole_at < clock_timestamp() - interval '1 day' then
+    if place.whole_at < clock_timestamp() - interval '1 day' or place.position > clock_timestamp() then
         place.position := '-infinity';
         place.oldest := null;
         place.whole_at := clock_timestamp();
