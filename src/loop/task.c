@@ -18,7 +18,7 @@ enum task_state {
     TASK_ASKED,     /* a message to the loop is on its way, for prepare */
     TASK_PREPARING, /* in prepare, on the loop */
     TASK_QUEUED,    /* with the workers */
-    TASK_REFUSED,   /* the workers' queue was full; due_ns is the next try */
+    TASK_REFUSED,   /* the workers' queue was full, or it gave way there; due_ns is the next try */
     TASK_RUNNING,   /* in run, on a worker */
     TASK_RAN,       /* a message to the loop is on its way, for finish */
     TASK_FINISHING, /* in finish, on the loop */
@@ -92,15 +92,19 @@ static void arm_timer(struct task *task, int64_t slack_ns)
         post_to_loop(task);
 }
 
+static void retry_job_later(struct task *task)
+{
+    task_move(task, TASK_REFUSED);
+    task->due_ns = clock_deadline_ms(FULL_QUEUE_RETRY_MS);
+    arm_timer(task, 0);
+}
+
 static void submit_job(struct task *task)
 {
     task_move(task, TASK_QUEUED);
     task->due_ns = CLOCK_NEVER;
-    if (worker_pool_submit(task->config.pool, &task->job))
-        return;
-    task_move(task, TASK_REFUSED);
-    task->due_ns = clock_deadline_ms(FULL_QUEUE_RETRY_MS);
-    arm_timer(task, 0);
+    if (!worker_pool_submit(task->config.pool, &task->job))
+        retry_job_later(task);
 }
 
 /* In WAITING: begins a run, or sees to it that the timer does. */
@@ -157,6 +161,8 @@ static void run_ended(struct worker_job *job)
     pthread_mutex_lock(&task->lock);
     if (was_last_callback(task)) {
         /* task_stop() goes on, and the task may be gone once the lock is released */
+    } else if (job->displaced) {
+        retry_job_later(task);
     } else if (job->cancelled) { /* the pool has ended before the run began */
         task_move(task, TASK_STOPPED);
     } else {

@@ -331,6 +331,41 @@ static void a_full_queue_loses_no_wake_and_does_not_hold_up_stop(void **state)
 }
 
 /* What prepare has seen may be older than what the wake is for. */
+static atomic_bool may_end;
+static atomic_uint jobs_ended;
+
+static void run_until_let(struct worker_job *job)
+{
+    (void)job;
+    while (!atomic_load(&may_end))
+        usleep(500);
+}
+
+static void count_job(struct worker_job *job)
+{
+    (void)job;
+    atomic_fetch_add(&jobs_ended, 1);
+}
+
+static void a_task_that_gave_way_in_a_full_queue_runs_later(void **state)
+{
+    (void)state;
+    struct fixture fixture = {0};
+    struct worker_job jobs[3]; /* one runs, one of the task's share waits, one needs the task's place */
+    set_up(&fixture, 1, 2, false);
+    for (int i = 0; i < 3; i++)
+        jobs[i] = (struct worker_job){
+            .share = i == 1 ? 0 : 1 + (uint64_t)i, .run = run_until_let, .done = count_job};
+    assert_true(worker_pool_submit(fixture.pool, &jobs[0]));
+    assert_true(worker_pool_submit(fixture.pool, &jobs[1]));
+    task_start(fixture.task, 0);
+    assert_true(worker_pool_submit(fixture.pool, &jobs[2]));
+    atomic_store(&may_end, true);
+    wait_until(&jobs_ended, 3);
+    wait_until(&fixture.runs, 1);
+    tear_down(&fixture);
+}
+
 static void a_wake_between_prepare_and_run_makes_both_happen_once_more(void **state)
 {
     (void)state;
@@ -472,6 +507,7 @@ int main(void)
         cmocka_unit_test(failed_runs_wait_longer_and_longer_until_one_succeeds),
         cmocka_unit_test(a_held_task_runs_for_its_wakes_when_the_hold_is_over),
         cmocka_unit_test(a_full_queue_loses_no_wake_and_does_not_hold_up_stop),
+        cmocka_unit_test(a_task_that_gave_way_in_a_full_queue_runs_later),
         cmocka_unit_test(a_wake_between_prepare_and_run_makes_both_happen_once_more),
         cmocka_unit_test(a_task_that_waits_for_a_worker_costs_the_loop_nothing),
         cmocka_unit_test(no_wake_of_many_threads_is_lost),
