@@ -313,7 +313,8 @@ def test_h4_an_update_that_no_consumer_hydrates_costs_nothing_for_hydration(owne
         told = on_the_bus(database, "updated", "dictionary_item")
         return [body["entity_id"] for headers, body in told if headers["tenant_id"] == tenant]
     before = written()
-    update(owners, token, delta("countries", {"asked": 1, "other": 1}), tenant)
+    for _ in range(3):  # from the third on the process expects to find the dictionary as it left it
+        update(owners, token, delta("countries", {"asked": 1, "other": 1}), tenant)
     assert not marked() and written() == before
     if on_engines.IS_ON:
         return

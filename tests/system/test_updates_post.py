@@ -96,7 +96,8 @@ def test_a_wait_that_runs_out_is_a_202_with_the_commit_made(client):
 
 
 def test_a_large_body_is_taken_as_a_small_one_is(serve, refdata_db, token):  # noqa: F811
-    client = serve(refdata_db, pod("B"), args=("--roles", "command")).client(token(TENANT))
+    server = serve(refdata_db, pod("B"), args=("--roles", "command"))
+    client = server.client(token(TENANT))
     big = delta("B", {f"k{i}": "x" * 200 for i in range(5000)})
     assert client.post(updates_path(), big).status == 202
     (_, _, payload), = eventually(lambda: commands_on_the_bus(refdata_db))
@@ -106,6 +107,7 @@ def test_a_large_body_is_taken_as_a_small_one_is(serve, refdata_db, token):  # n
     assert (answer.status, answer.json()["field"]) == (400, "items[4999].key")
     answer = client.post(updates_path(), {**big, "dictCode": "NOPE"})
     assert (answer.status, answer.code) == (404, "UNKNOWN_DICTIONARY")
+    eventually(lambda: server.metrics()['memory_used_bytes{account="writes"}'] == 0)
 
 
 # ---- refused ----
