@@ -111,7 +111,8 @@ void __wrap_bus_kafka_partitions_dispatch(struct kafka_reader *reader)
         DB_STATEMENT("SELECT pg_advisory_lock(classid::bigint::int, 0) " LOCKS " AND objid = 2147483647");
     struct db_conn *other = atomic_exchange(&faster, NULL);
     if (other)
-        db_exec(other, &take, DB_NO_PARAMS, clock_deadline_ms(PATIENCE_MS), NULL, NULL);
+        assert_int_equal(db_exec(other, &take, DB_NO_PARAMS, clock_deadline_ms(PATIENCE_MS), NULL, NULL),
+                         STATUS_OK);
     atomic_fetch_add(&looks, 1);
     __real_bus_kafka_partitions_dispatch(reader);
 }
