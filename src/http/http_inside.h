@@ -283,8 +283,8 @@ void http_exchange_destroy(struct http_exchange *exchange);
 void http_exchange_next(struct http_exchange *exchange); /* forgets the request, keeps the unparsed bytes */
 /* Frees what only its request needed, while a stream without end waits. */
 void http_exchange_slim(struct http_exchange *exchange);
-/* Makes room to read into, before every read: moves or grows what may still move. Returns how much there is; 0 = there is no
- * memory for it. What is known of earlier requests is forgotten, since their bytes may go. */
+/* Before every read: moves or grows the read block, and returns the room in it; 0 = there is no memory for more. Forgets what was
+ * remembered of earlier requests, since their bytes may be overwritten. */
 size_t http_exchange_make_room(struct http_exchange *exchange, bool head_is_fixed);
 void http_exchange_make_body_room(struct http_exchange *exchange); /* after a head that is complete */
 void http_exchange_fill_request(struct http_exchange *exchange);   /* out of its head */

@@ -17,9 +17,9 @@ static bool is_before_cut(const struct stream_subscriber *subscriber, const stru
     return subscriber->at && subscriber->at->sequence < local->cut_sequence;
 }
 
-/* What it is in the middle of is finished out of a copy, so that nothing more of the chain is kept for it; the last line
- * has the position to go on from. A reader that takes nothing at all never sees it: the server's write timeout ends that one. False where
- * the topic has no such line, or there is no memory for it. */
+/* The line that is being sent is finished from a copy, so that the topic keeps nothing more for this subscriber. The last line has the
+ * position to continue from. A client that reads nothing never receives it; the server's write timeout ends that stream. False: the
+ * topic has no such line, or there is no memory for it. */
 static bool cut_off(struct stream_subscriber *subscriber)
 {
     metric_add(subscriber->topic->config.cuts, 1);

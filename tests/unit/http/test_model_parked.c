@@ -173,7 +173,7 @@ static void on_key_end(struct http_request *request)
 static const struct http_route routes[] = {
     {.method = HTTP_GET, .path = "/now/{id}", .handler = handle_now},
     {.method = HTTP_GET, .path = "/park/{id}", .handler = handle_park},
-    POST_ROW("/work/{id}"),
+    POST_ROW("/job/{id}"),
     POST_ROW("/prepare/{id}", .prepare = prepare),
     {0},
 };
@@ -249,7 +249,7 @@ static void send_requests(void)
     for (uint64_t count = 1 + model_below(3); count > 0 && asked_count < ASKED_MAX; count--) {
         enum kind kind = (enum kind)model_below(KINDS);
         const char *const path = kind == PARK      ? "park"
-                                 : kind == WORK    ? "work"
+                                 : kind == WORK    ? "job"
                                  : kind == PREPARE ? "prepare"
                                                    : "now";
         char text[128];
