@@ -271,6 +271,15 @@ int64_t bus_backoff_ms(const struct bus_consumer *consumer, unsigned attempt)
     return backoff_next_ms(&backoff);
 }
 
+void bus_consumer_ready(const struct bus_consumer *consumer)
+{
+    const struct bus_subscription *spec = &consumer->spec;
+
+    log_debug("bus_reader_ready", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group));
+    if (spec->on_ready)
+        spec->on_ready(spec->context);
+}
+
 void bus_consumer_gap(const struct bus_consumer *consumer, unsigned partition, int64_t offset, int64_t next)
 {
     const struct bus_subscription *spec = &consumer->spec;

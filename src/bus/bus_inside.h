@@ -71,7 +71,8 @@ struct bus_consumer {
 };
 void bus_consumer_deinit(struct bus_consumer *consumer);
 int64_t bus_backoff_ms(const struct bus_consumer *consumer, unsigned attempt); /* attempt: 1 … */
-/* Logs the gap and calls on_gap. */
+/* Each logs and calls the consumer's callback, if it has one. */
+void bus_consumer_ready(const struct bus_consumer *consumer);
 void bus_consumer_gap(const struct bus_consumer *consumer, unsigned partition, int64_t offset, int64_t next);
 
 /* ---- the outcome of a batch ---- */

@@ -67,7 +67,8 @@ def next_contents(stream, count):
 
 def test_m3_a_message_at_an_offset_that_a_crash_gave_back_reaches_a_live_stream(serve, forgetful_db, own_postgres, token):
     place = "from platform.bus_partition where topic = %s and partition = %s"
-    reader = serve(forgetful_db, FAST, args=CHAT)
+    reader = serve(forgetful_db, FAST | {"log": {"level": "debug"}}, args=CHAT)
+    eventually(lambda: reader.logs(event="bus_reader_ready", topic=TOPIC))  # it consumes everything from here on
     with Session(reader, token("demo")) as chat:
         chat.say("before")
         partition = eventually(lambda: forgetful_db.query(

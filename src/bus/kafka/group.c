@@ -209,7 +209,6 @@ bool bus_kafka_group_assign(struct kafka_reader *reader)
 
 void bus_kafka_group_position(struct kafka_reader *reader)
 {
-    const struct bus_subscription *spec = &reader->consumer.spec;
     const struct rd_kafka_metadata *metadata;
 
     if (clock_mono_ns() < reader->position_at_ns)
@@ -232,8 +231,8 @@ void bus_kafka_group_position(struct kafka_reader *reader)
     if (!find_positions(reader) || !bus_kafka_group_assign(reader))
         return;
     bus_kafka_reader_move(reader, READER_POSITIONED);
-    if (!reader->was_ready && spec->on_ready)
-        spec->on_ready(spec->context);
+    if (!reader->was_ready)
+        bus_consumer_ready(&reader->consumer);
     reader->was_ready = true;
 }
 

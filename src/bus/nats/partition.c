@@ -375,7 +375,6 @@ static void run_partition(struct worker_job *work)
 {
     struct nats_partition *partition = (struct nats_partition *)work;
     struct nats_reader *reader = partition->reader;
-    const struct bus_subscription *spec = &reader->consumer.spec;
 
     pthread_mutex_lock(&reader->nats->lock);
     bool is_first = reader->state == READER_READY, has_gap = partition->has_gap;
@@ -383,8 +382,8 @@ static void run_partition(struct worker_job *work)
     reader->state = READER_ANNOUNCED;
     partition->has_gap = false;
     pthread_mutex_unlock(&reader->nats->lock);
-    if (is_first && spec->on_ready)
-        spec->on_ready(spec->context);
+    if (is_first)
+        bus_consumer_ready(&reader->consumer);
     if (has_gap)
         bus_consumer_gap(&reader->consumer, partition->number, from, next);
     pthread_mutex_lock(&reader->nats->lock);

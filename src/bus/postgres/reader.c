@@ -138,8 +138,7 @@ static enum status make_ready(struct reader *reader, struct error *error)
     if (status != STATUS_OK)
         return status;
     atomic_store(&reader->is_ready, true);
-    if (spec->on_ready)
-        spec->on_ready(spec->context);
+    bus_consumer_ready(&reader->consumer);
     return STATUS_OK;
 }
 

@@ -293,8 +293,8 @@ static int64_t reader_run(struct task *task, void *context)
     struct redis_hints *hints = reader->hints_handed;
 
     (void)task;
-    if (!reader->is_reported && spec->on_ready)
-        spec->on_ready(spec->context);
+    if (!reader->is_reported)
+        bus_consumer_ready(&reader->consumer);
     reader->is_reported = true;
     if (hints->count > 0) { /* their verdicts do not count: they are delivered again from the stream */
         struct bus_batch batch = {
