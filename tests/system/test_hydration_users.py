@@ -1,4 +1,5 @@
 """H6, I2-I4, N1, N5: those who ask: entitlement, whether a sku exists; notification, what an item is called."""
+import signal
 import time
 
 import pytest
@@ -75,23 +76,31 @@ def test_i2_a_replay_does_not_ask(client, db, user, server, alone, token):
     first = grant(client, user, sku, key=key)
     assert first.status == 200
     eventually(lambda: db.value("select count(*) from hydration.copies where entity_id = %s", (sku,)))  # nobody holds its row now
-    with stopped_source(server), alone.client(token("demo", subject="shop", scope=SCOPES)) as other:
+    with stopped_source(server, db), alone.client(token("demo", subject="shop", scope=SCOPES)) as other:
         forget(db, sku)
         again = grant(other, user, sku, key=key)
         assert (again.status, again.body, again.headers["idempotency-replayed"]) == (200, first.body, "true")
 
 
 class stopped_source:  # pylint: disable=invalid-name
-    """The process that answers is frozen."""
+    """The process that answers is frozen, and not inside a transaction, for whose locks others would wait."""
 
-    def __init__(self, server):
-        self.server = server
+    def __init__(self, server, db):
+        self.server, self.db = server, db
+
+    def _is_frozen(self):
+        self.server.process.send_signal(signal.SIGSTOP)
+        if self.db.value("select count(*) from pg_stat_activity where datname = current_database() and xact_start is not null"
+                         " and pid <> pg_backend_pid()") == 0:
+            return True
+        self.__exit__()
+        return False
 
     def __enter__(self):
-        self.server.process.send_signal(19)
+        eventually(self._is_frozen)
 
     def __exit__(self, *_):
-        self.server.process.send_signal(18)
+        self.server.process.send_signal(signal.SIGCONT)
 
 
 def forget(db, sku):
@@ -103,7 +112,7 @@ def forget(db, sku):
 def test_h6_no_answer_is_503_and_leaves_the_key_free(client, db, user, server, alone, token):
     sku, key = fresh(), new_key()  # not made yet: that it was made might just be told
     with alone.client(token("demo", subject="shop", scope=SCOPES)) as other:
-        with stopped_source(server):
+        with stopped_source(server, db):
             answer = grant(other, user, sku, key=key)
             assert (answer.status, answer.code) == (503, "HYDRATION_TIMEOUT") and int(answer.headers["retry-after"]) >= 1
             assert db.value("select count(*) from entitlement.idempotency_keys where idempotency_key = %s", (key,)) == 0
@@ -114,7 +123,7 @@ def test_h6_no_answer_is_503_and_leaves_the_key_free(client, db, user, server, a
 
 def test_c6_a_bad_body_is_400_before_anybody_is_asked(db, server, alone, token):
     sku = fresh()
-    with stopped_source(server), alone.client(token("demo", scope=SCOPES)) as other:
+    with stopped_source(server, db), alone.client(token("demo", scope=SCOPES)) as other:
         for bad, field in (({}, "user_id"), ({**body(sku=sku), "reason": ""}, "reason"), ([], None)):
             answer = other.post(GRANTS, bad, Idempotency_Key=new_key())
             assert (answer.status, answer.code, answer.json().get("field")) == (400, "BAD_REQUEST", field)
@@ -125,7 +134,7 @@ def test_c6_a_bad_body_is_400_before_anybody_is_asked(db, server, alone, token):
 def test_a_revoke_does_not_ask(client, db, user, server, alone, token):
     sku = made(client)
     assert grant(client, user, sku).status == 200
-    with stopped_source(server), alone.client(token("demo", subject="shop", scope=SCOPES)) as other:
+    with stopped_source(server, db), alone.client(token("demo", subject="shop", scope=SCOPES)) as other:
         forget(db, sku)
         assert revoke(other, user, sku).status == 200
 
