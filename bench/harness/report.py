@@ -100,11 +100,11 @@ def limit_of(verdict):
 
 
 class Comparison(Report):
-    """The targets and figures of one benchmark for two builds, measured in turn in the same rounds."""
+    """The targets and figures of one benchmark in several rounds: of two builds, measured in turn, or of one alone."""
 
     def __init__(self, name, builds):
         super().__init__(name)
-        self.builds = builds  # the names of both: this one, and the one that it is compared with
+        self.builds = builds  # this one's name, and that of the one that it is compared with
         self.rounds = []  # {build: {target: verdict}}
 
     @contextlib.contextmanager
@@ -117,21 +117,22 @@ class Comparison(Report):
         self.rounds.append({build: {v["target"]: v for v in report.verdicts} for build, report in reports.items()})
 
     def finish(self, folder):
-        this, other = self.builds
+        this, *others = self.builds
         rows, missed, compared = [], [], []
         for target, sample in self.rounds[0][this].items():
             values = {build: [each[build][target]["value"] for each in self.rounds if target in each[build]] for build in self.builds}
             median = statistics.median(values[this])
-            ratios = [one / two for one, two in zip(values[this], values[other]) if two]
+            ratios = [[one / two for one, two in zip(values[this], values[other]) if two] for other in others]
             met = sample["limit"] is None or _meets(sample["relation"], median, sample["limit"])
             if not met:
                 missed.append(f"{self.name}: {target}")
             rows.append([target, *(_median_and_spread(values[build]) for build in self.builds),
-                         f"{statistics.median(ratios):.2f}" if ratios else "–",
+                         *(f"{statistics.median(each):.2f}" if each else "–" for each in ratios),
                          "more is better" if sample["relation"] == "≥" else "", limit_of(sample), "" if met else "FAIL"])
             compared.append({"target": target, "limit": sample["limit"], "relation": sample["relation"], "values": values, "met": met})
-        table(f"{self.name}: median of {len(self.rounds)} rounds (spread)", ["", this, other, "this × that", "", "limit", ""], rows)
-        self.write(folder, self.name + ".compare", {"builds": self.builds, "targets": compared})
+        table(f"{self.name}: median of {len(self.rounds)} rounds (spread)",
+              ["", *self.builds, *(f"this × {other}" for other in others), "", "limit", ""], rows)
+        self.write(folder, self.name + (".compare" if others else ".runs"), {"builds": self.builds, "targets": compared})
         return missed
 
 
