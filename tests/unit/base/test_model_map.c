@@ -116,7 +116,7 @@ int main(void)
                                                         {"reserve", 4, reserve},
                                                         {"empty", 1, empty}};
     return model_main(&(struct model){.name = "map",
-                                      .seeds = 500,
+                                      .seeds = 2000,
                                       .steps = 120,
                                       .begin = begin,
                                       .check = check,

@@ -431,11 +431,19 @@ static void settle(void)
     }
 }
 
+static bool is_all_read(void)
+{
+    for (size_t i = 0; i < asked_count; i++)
+        if (!asked[i].was_read)
+            return false;
+    return true;
+}
+
 /* Everything that was asked is answered before the server ends, or the server ends in the middle of it. */
 static void end(void)
 {
     bool ends_at_once = model_one_in(2);
-    for (int i = 0; i < 30 && !ends_at_once; i++)
+    for (int i = 0; i < 30 && !ends_at_once && !is_all_read(); i++)
         settle();
     for (size_t i = 0; i < asked_count && !ends_at_once; i++)
         MODEL_CHECK(asked[i].was_read, "%zu has no answer", i);
@@ -480,7 +488,7 @@ int main(void)
         {"run job", 10, run_job},    {"job done", 10, job_done},
         {"pass time", 8, pass_time}, {"full workers", 2, fill_workers}};
     return model_main(&(struct model){.name = "parked requests",
-                                      .seeds = 500,
+                                      .seeds = 2000,
                                       .steps = 80,
                                       .open = set_limit,
                                       .begin = begin,

@@ -384,7 +384,7 @@ int main(void)
                                                         {"trouble", 3, have_trouble},
                                                         {"restart", 1, restart}};
     return model_main(&(struct model){.name = "lookups",
-                                      .seeds = 800,
+                                      .seeds = 4000,
                                       .steps = 80,
                                       .open = be_silent,
                                       .begin = begin,

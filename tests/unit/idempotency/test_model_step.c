@@ -194,6 +194,14 @@ static void pass_time(void)
                     "%zu waits too long", i);
 }
 
+static bool is_any_inside(void)
+{
+    for (size_t i = 0; i < asked_count; i++)
+        if (asked[i].state == INSIDE)
+            return true;
+    return false;
+}
+
 static void settle(void)
 {
     for (int i = 0; i < 6; i++)
@@ -237,9 +245,11 @@ static void end(void)
     for (size_t i = 0; i < CLIENTS && all_go; i++)
         if (is_open[i])
             forget_client(i);
-    for (size_t i = 0; i < ASKED_MAX && !all_go; i++) {
+    if (!all_go)
         settle();
+    while (!all_go && is_any_inside()) {
         finish();
+        settle();
     }
     for (int i = 0; i < 10; i++)
         harness_turn(&harness, 1);
@@ -267,7 +277,7 @@ int main(void)
         {"finish", 20, finish},      {"disconnect", 12, disconnect},
         {"pass time", 6, pass_time}, {"settle", 4, settle}};
     return model_main(&(struct model){.name = "idempotency step",
-                                      .seeds = 200,
+                                      .seeds = 2000,
                                       .steps = 100,
                                       .begin = begin,
                                       .check = check,

@@ -139,7 +139,7 @@ int main(void)
                                                         {"take old", 10, take_old},
                                                         {"pass time", 20, pass_time}};
     return model_main(&(struct model){.name = "parked work",
-                                      .seeds = 1000,
+                                      .seeds = 4000,
                                       .steps = 80,
                                       .begin = begin,
                                       .check = check,

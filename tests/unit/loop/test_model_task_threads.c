@@ -140,7 +140,7 @@ int main(void)
 {
     static const struct model_operation operations[] = {{"threads", 3, run_threads}, {"settle", 2, settle}};
     return model_main(&(struct model){.name = "task, threads",
-                                      .seeds = 40,
+                                      .seeds = 1000,
                                       .steps = 5,
                                       .open = be_silent,
                                       .begin = begin,

@@ -21,7 +21,8 @@ enum {
     PAGES_MAX = 4096,
     STEPS_MAX = 256,
     STEP_MAX = 3,
-    HEARTBEAT_MS = 1000
+    HEARTBEAT_MS = 1000,
+    QUIET_ROUNDS = 4
 };
 
 struct reader {
@@ -364,10 +365,11 @@ static void check_end(struct reader *reader)
     forget_reader(reader);
 }
 
-static void read_bytes(struct reader *reader, size_t most)
+/* False: there is nothing to read. */
+static bool read_bytes(struct reader *reader, size_t most)
 {
     if (!reader->is_open)
-        return;
+        return false;
     ssize_t got = recv(reader->fd, buf_reserve(&reader->in, most), most, 0);
     if (got > 0) {
         buf_commit(&reader->in, (size_t)got);
@@ -375,6 +377,7 @@ static void read_bytes(struct reader *reader, size_t most)
     } else if (got == 0 || errno != EAGAIN) {
         check_end(reader);
     }
+    return got >= 0;
 }
 
 static void read_some(void)
@@ -402,12 +405,15 @@ static void pass_time(void)
 static void settle(void)
 {
     size_t admitted = 0;
-    for (int i = 0; i < 60; i++) {
+    for (int i = 0, quiet = 0; i < 60 && quiet < QUIET_ROUNDS; i++, quiet++) {
         turn_all(3);
+        if (page_count)
+            quiet = 0;
         while (page_count)
             give_page();
         for (size_t reader = 0; reader < reader_count; reader++)
-            read_bytes(&readers[reader], 65536);
+            if (read_bytes(&readers[reader], 65536))
+                quiet = 0;
     }
     for (size_t i = 0; i < reader_count; i++) {
         struct reader *reader = &readers[i];
@@ -439,7 +445,7 @@ static void begin(void)
     page_count = 0;
     memset(readers, 0, sizeof readers);
     open_topic();
-    if (!model_one_in(20))
+    if (!model_one_in(40))
         return;
     reader_count = CROWD; /* more than are woken in two turns */
     for (size_t i = 0; i < CROWD; i++)
@@ -494,7 +500,7 @@ int main(void)
                                                         {"close topic", 1, close_sometimes},
                                                         {"open topic", 4, open_topic}};
     return model_main(&(struct model){.name = "streams",
-                                      .seeds = 150,
+                                      .seeds = 1500,
                                       .steps = 200,
                                       .open = be_silent,
                                       .begin = begin,

@@ -416,7 +416,7 @@ int main(void)
         {"pass time", 8, pass_time},      {"redefine", 2, redefine},         {"lose", 1, lose},
         {"refuse", 2, refuse_definition}, {"full primary", 2, fill_primary}, {"settle", 4, settle}};
     return model_main(&(struct model){.name = "barrier",
-                                      .seeds = 400,
+                                      .seeds = 2000,
                                       .steps = 100,
                                       .open = open_catalog,
                                       .close = close_catalog,
