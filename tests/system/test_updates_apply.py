@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from lib import on_engines
 from lib.apply import applier, commands_on_the_bus, handled, publish
 from lib.refdata import TENANT, make_table, pod, refdata_db  # noqa: F401
 from lib.wait import eventually
@@ -254,6 +255,15 @@ def test_updates_go_on_from_a_version_that_was_set_back(server, token):
     assert [(answer.status, answer.json()["committedVersion"]) for answer in answers] == [(200, 2), (200, 3), (200, 4)]
     rows = server.database.query("select version, keys from refdata.outbox_event where dict_code = 'B' order by id")
     assert rows == [(1, ["a"]), (2, ["b"]), (3, ["b"]), (4, ["b"])]
+
+
+def test_r10_a_command_says_that_it_was_accepted_and_whether_its_sender_waits(serve, refdata_db, token):  # noqa: F811
+    """Apply then looks for no row of update_request; a command without the header may be another program's."""
+    client = serve(refdata_db, pod("B"), args=("--roles", "command")).client(token(TENANT))
+    assert client.post(updates_path("ASYNC"), delta("B", {"a": 1})).status == 202
+    assert client.post(updates_path("WAIT_COMMIT", timeout_ms=50), delta("B", {"a": 2})).status == 202
+    accepted = None if on_engines.carries_commands() else "0"  # by an engine it may reach another database
+    assert [headers.get("waited") for _, headers, _ in commands_on_the_bus(refdata_db)] == [accepted, "1"]
 
 
 @pytest.mark.parametrize("more", [{}, {"occurredAt": "2026-02-27T12:00:00Z"}])

@@ -36,13 +36,13 @@ static const struct db_statement insert_sql = DB_STATEMENT(
 /* ---- out of the transaction that accepts them ---- */
 
 void refdata_message_make(struct bus_message *message, struct str topic, struct str tenant, struct str code,
-                          struct str event_id, bool waited, struct str traceparent, struct arena *arena)
+                          struct str event_id, struct str waited, struct str traceparent, struct arena *arena)
 {
     struct bus_header *headers = arena_alloc(arena, HEADERS_MAX * sizeof *headers);
     unsigned count = 0;
     headers[count++] = (struct bus_header){STR(BUS_HEADER_EVENT_ID), event_id};
-    if (waited)
-        headers[count++] = (struct bus_header){STR(REFDATA_HEADER_WAITED), STR("1")};
+    if (waited.ptr)
+        headers[count++] = (struct bus_header){STR(REFDATA_HEADER_WAITED), waited};
     if (traceparent.len)
         headers[count++] = (struct bus_header){STR(BUS_HEADER_TRACEPARENT), traceparent};
     *message = (struct bus_message){
@@ -53,12 +53,14 @@ void refdata_message_make(struct bus_message *message, struct str topic, struct 
     };
 }
 
+/* Its row of update_request is in the same database, and commits with it. */
 static void make_own_message(struct bus_message *message, const struct refdata_accepted *accepted,
                              struct str payload, struct arena *arena)
 {
     const struct refdata_update *update = accepted->update;
     refdata_message_make(message, STR(REFDATA_COMMANDS), update->tenant, update->dict_code,
-                         str_from(update->event_id), accepted->waited, accepted->traceparent, arena);
+                         str_from(update->event_id), accepted->waited ? STR("1") : STR("0"),
+                         accepted->traceparent, arena);
     message->payload = payload;
 }
 
@@ -140,8 +142,8 @@ static bool make_outbox_message(void *context, const struct outbox_event *event,
     (void)reason;
     refdata_message_make(message, str_from(database->buses.commands_topic), event->aggregate[0],
                          event->aggregate[1], event->extra[EXTRA_EVENT_ID],
-                         str_eq(event->extra[EXTRA_WAITED], STR("true")), event->extra[EXTRA_TRACEPARENT],
-                         arena);
+                         str_eq(event->extra[EXTRA_WAITED], STR("true")) ? STR("1") : STR_NONE,
+                         event->extra[EXTRA_TRACEPARENT], arena);
     message->payload = event->payload;
     return true;
 }

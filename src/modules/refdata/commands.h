@@ -30,9 +30,11 @@ enum status refdata_commands_put_and_commit(struct refdata_database *database, s
 /* Any thread, after that commit. Never blocks. */
 void refdata_commands_wake(struct refdata_database *database);
 
-/* A message about a pair: its key keeps the pair's order. All but the payload; memory is the arena's. */
+/* A message about a pair: its key keeps the pair's order. All but the payload; memory is the arena's. `waited`: the header, no ptr =
+ * none. */
 void refdata_message_make(struct bus_message *message, struct str topic, struct str tenant, struct str code,
-                          struct str event_id, bool waited, struct str traceparent, struct arena *arena);
+                          struct str event_id, struct str waited, struct str traceparent,
+                          struct arena *arena);
 
 extern const struct outbox_table refdata_command_table; /* for `freshet outbox` */
 

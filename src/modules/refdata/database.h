@@ -25,7 +25,8 @@ struct refdata_catalog;
 
 /* A body at its largest, with what the server adds to it. */
 #define REFDATA_MESSAGE_BYTES_MAX (1032u << 20)
-/* On a command whose sender waits for its decision: apply then sends a notice of it to every process. */
+/* On a command that was accepted, so that it has its row of update_request. "1": its sender waits for the decision, and apply sends a
+ * notice of it to every process. Commands without this header may have been published by others. */
 #define REFDATA_HEADER_WAITED "waited"
 
 /* Pairs whose dictionary_meta row this process has just set as hydrated (command/owner.c). One that loses its place to another is

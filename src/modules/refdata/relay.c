@@ -39,7 +39,7 @@ static bool make_invalidation(void *context, const struct outbox_event *event, s
         if (!json_get_string(&body, str_from(texts[i]), &member))
             return false;
     refdata_message_make(message, STR(REFDATA_INVALIDATIONS), event->aggregate[0], event->aggregate[1],
-                         event->extra[EXTRA_EVENT_ID], false, event->extra[EXTRA_TRACEPARENT], arena);
+                         event->extra[EXTRA_EVENT_ID], STR_NONE, event->extra[EXTRA_TRACEPARENT], arena);
     message->payload = event->payload;
     return true;
 }

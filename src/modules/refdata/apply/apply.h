@@ -13,6 +13,7 @@ struct refdata_command {
     struct str requested_by;      /* update_request.requested_by; ptr NULL = not known */
     struct str traceparent;       /* goes on with the invalidation; ptr NULL = none */
     bool waited;                  /* in another process perhaps */
+    bool is_accepted;             /* by a POST or the adapter: it has its row of update_request */
     /* With the decision FAILED: it is a dead letter, and recorded only where it was accepted before. */
     bool is_dead_letter;
     /* Set by refdata_apply_run(). A command that comes with the decision FAILED was refused by the caller: that is

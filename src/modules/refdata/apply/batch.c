@@ -46,7 +46,8 @@ static const struct db_statement chunks_sql = DB_STATEMENT(
     " select t, e::uuid, s from " rows " as u (t, e, s) order by t collate \"C\", e collate \"C\"" \
     " on conflict do nothing returning tenant_id, event_id"
 static const struct refdata_rows_sql process_sql = REFDATA_ROWS_SQL(PROCESS, "$1, $2, $3");
-/* The same, and the rows. A dead letter ($4 is null) leaves no trace of its event, so that it can be sent again when what was wrong
+/* The same, and the rows; `is true` makes the list of fresh ones a hash table instead of a join, which would compare all with all.
+ * A dead letter ($4 is null) leaves no trace of its event, so that it can be sent again when what was wrong
  * is put right; unless it was accepted. */
 #define PROCESS_UNKNOWN(rows)                                                               \
     "with asked as ("                                                                       \
@@ -62,7 +63,8 @@ static const struct refdata_rows_sql process_sql = REFDATA_ROWS_SQL(PROCESS, "$1
     "    (tenant_id, event_id, dict_code, status, source, content_hash, snapshot_id,"       \
     "     requested_by)"                                                                    \
     "   select t, e, d, 'PENDING', s, hash, snapshot, requester"                            \
-    "   from asked join fresh on tenant_id = t and event_id = e where d is not null"        \
+    "   from asked where d is not null"                                                     \
+    "    and ((t, e) in (select tenant_id, event_id from fresh)) is true"                   \
     "   order by at on conflict do nothing)"                                                \
     " select tenant_id, event_id from fresh"
 static const struct refdata_rows_sql process_unknown_sql =

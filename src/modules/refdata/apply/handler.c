@@ -86,10 +86,11 @@ static void read_message(struct memo *memo, struct bus_batch *batch, size_t at)
     struct refdata_update *update = &command->update;
     struct error error = {0};
     struct json_value body;
-    struct str code, tenant = STR_NONE;
+    struct str code, tenant = STR_NONE, waited = bus_message_header(message, STR(REFDATA_HEADER_WAITED));
     *command = (struct refdata_command){
         .traceparent = bus_message_header(message, STR(BUS_HEADER_TRACEPARENT)),
-        .waited = bus_message_header(message, STR(REFDATA_HEADER_WAITED)).ptr != NULL,
+        .waited = str_eq(waited, STR("1")),
+        .is_accepted = waited.ptr != NULL,
     };
     enum status status = refdata_update_open(message->payload, &limits, &body, &code, &memo->arena, &error);
     if (status == STATUS_OK)
@@ -141,7 +142,7 @@ static enum status apply_memo(struct memo *memo, struct bus_batch *batch)
             BUS_ACK) /* dead letters are published before the commit: nothing may be left to it */
             flags &= ~(unsigned)REFDATA_APPLY_OPEN;
     for (size_t i = 0; i < memo->count; i++)
-        if (!memo->commands[i].waited) /* an update that a client waits for was accepted, and has its row */
+        if (!memo->commands[i].is_accepted)
             flags |= REFDATA_APPLY_UNKNOWN;
     if (batch->is_unlocked && !(flags & REFDATA_APPLY_UNKNOWN))
         flags |= REFDATA_APPLY_GUESS;
