@@ -17,7 +17,8 @@
 
 #define VERIFIED_WAYS 8
 #define TAIL_BYTES 32
-#define EVICT_BUCKETS 256 /* searched for an entry to remove */
+#define EVICT_BUCKETS 256 /* searched for an entry to remove, … */
+#define EVICT_ENTRIES 8   /* … until so many were seen */
 
 struct auth_verified_bucket {
     uint64_t hashes[VERIFIED_WAYS];
@@ -153,22 +154,32 @@ struct auth_verified *auth_verified_put(struct auth_verified_table *table, struc
     return pushed_out;
 }
 
+/* The least recently used of the next EVICT_ENTRIES, so that tokens which are used once do not push out those in use. */
 struct auth_verified *auth_verified_evict(struct auth_verified_table *table)
 {
+    struct auth_verified_bucket *from = NULL;
+    int from_way = 0;
+    unsigned seen = 0;
+
     if (!budget_is_full(BUDGET_TOKENS))
         return NULL;
-    for (size_t i = 0; i < EVICT_BUCKETS; i++) {
+    for (size_t i = 0; i < EVICT_BUCKETS && seen < EVICT_ENTRIES; i++) {
         struct auth_verified_bucket *bucket = &table->buckets[table->hand];
-        struct auth_verified *entry = NULL;
-        for (int way = 0; way < VERIFIED_WAYS && !entry; way++)
-            entry = take_out(table, bucket, way);
-        if (entry) {
-            budget_count_refusal(BUDGET_TOKENS);
-            return entry;
+        for (int way = 0; way < VERIFIED_WAYS; way++) {
+            if (!bucket->entries[way])
+                continue;
+            seen++;
+            if (!from || bucket->entries[way]->used < from->entries[from_way]->used) {
+                from = bucket;
+                from_way = way;
+            }
         }
         table->hand = (table->hand + 1) & table->bucket_mask;
     }
-    return NULL;
+    if (!from)
+        return NULL;
+    budget_count_refusal(BUDGET_TOKENS);
+    return take_out(table, from, from_way);
 }
 
 /* ---- tokens that were found bad ---- */

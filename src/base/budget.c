@@ -6,24 +6,30 @@
 #include "base/metrics.h"
 
 enum {
-    TENANTS = 64,                       /* counted apart, by a hash */
+    TENANTS = 4096,                     /* counted apart, by a hash */
+    RESERVE_PART = 8,                   /* an eighth of a share */
+    FIRST_PART = 256,                   /* of the reserve: a tenant's first bytes, … */
+    FIRST_BYTES_MIN = 64 * 1024,        /* … or this much, for a small budget … */
+    FIRST_PART_MAX = 8,                 /* … but not more than this part of the reserve */
     FREED_BYTES_MIN = 32 * 1024 * 1024, /* of a burst, to be worth a trim */
     CACHE_LINE_BYTES = 64,
 };
 
 static struct account {
     _Alignas(CACHE_LINE_BYTES) atomic_size_t used;
+    atomic_size_t first; /* of that, the first bytes of each tenant: the sum of first_of() over `tenants` */
     atomic_size_t tenants[TENANTS];
     size_t share, bound; /* set before threads charge */
     struct metric_series *used_gauge, *share_gauge, *refusals;
     const char *name;
     unsigned percent; /* of the limit; the rest is common */
     bool is_cache;    /* takes nothing from the common part: it would never release it */
+    bool has_tenants; /* keeps a reserve for the first bytes of each */
 } accounts[BUDGET_ACCOUNTS] = {
-    [BUDGET_REQUESTS] = {.name = "requests", .percent = 20},
-    [BUDGET_BODIES] = {.name = "bodies", .percent = 15},
+    [BUDGET_REQUESTS] = {.name = "requests", .percent = 20, .has_tenants = true},
+    [BUDGET_BODIES] = {.name = "bodies", .percent = 15, .has_tenants = true},
     [BUDGET_UNSENT] = {.name = "unsent", .percent = 10},
-    [BUDGET_WRITES] = {.name = "writes", .percent = 10},
+    [BUDGET_WRITES] = {.name = "writes", .percent = 10, .has_tenants = true},
     [BUDGET_STREAMS] = {.name = "streams", .percent = 10},
     [BUDGET_VERSIONS] = {.name = "versions", .percent = 5},
     [BUDGET_HYDRATION] = {.name = "hydration", .percent = 10, .is_cache = true},
@@ -55,14 +61,25 @@ static size_t least(size_t a, size_t b)
     return a < b ? a : b;
 }
 
+/* a - b, at least 0. */
+static size_t past(size_t a, size_t b)
+{
+    return a > b ? a - b : 0;
+}
+
 static size_t bound_of(const struct account *at)
 {
     return at->bound ? at->bound : SIZE_MAX;
 }
 
+static size_t share_of(const struct account *at)
+{
+    return least(limit ? at->share : SIZE_MAX, bound_of(at));
+}
+
 size_t budget_share(enum budget_account account)
 {
-    return least(limit ? accounts[account].share : SIZE_MAX, bound_of(&accounts[account]));
+    return share_of(&accounts[account]);
 }
 
 size_t budget_most(enum budget_account account)
@@ -72,25 +89,51 @@ size_t budget_most(enum budget_account account)
     return least(limit ? most : SIZE_MAX, bound_of(at));
 }
 
+static size_t reserve_of(const struct account *at)
+{
+    return at->has_tenants ? share_of(at) / RESERVE_PART : 0;
+}
+
+static size_t first_bytes_max(const struct account *at)
+{
+    size_t reserve = reserve_of(at), part = reserve / FIRST_PART;
+    return part > FIRST_BYTES_MIN ? part : least(FIRST_BYTES_MIN, reserve / FIRST_PART_MAX);
+}
+
+size_t budget_first(enum budget_account account)
+{
+    return first_bytes_max(&accounts[account]);
+}
+
 size_t budget_used(enum budget_account account)
 {
     return atomic_load(&accounts[account].used);
 }
 
-/* Does the account fit with `used` bytes, its own charge included? All accounts together take at most the common part beyond their
- * shares. */
-static bool fits(enum budget_account account, size_t used)
+/* What an account has beside its reserve. */
+static size_t general_of(const struct account *at)
 {
-    if (used <= budget_share(account))
-        return true;
-    if (used > budget_most(account))
-        return false;
-    size_t past = 0;
-    for (enum budget_account i = 0; i < BUDGET_ACCOUNTS && limit; i++) {
-        size_t other = i == account ? used : budget_used(i);
-        past += other > accounts[i].share ? other - accounts[i].share : 0;
-    }
-    return past <= common;
+    size_t covered = least(atomic_load(&at->first), reserve_of(at));
+    return past(atomic_load(&at->used), covered);
+}
+
+/* What it may have beside its reserve: the rest of its share, and what is left of the common part. */
+static size_t general_max(const struct account *at)
+{
+    if (limit == 0)
+        return bound_of(at) - reserve_of(at);
+    size_t left = at->is_cache ? 0 : common;
+    for (const struct account *other = accounts; other < accounts + BUDGET_ACCOUNTS; other++)
+        if (other != at)
+            left = past(left, past(general_of(other), other->share - reserve_of(other)));
+    return least(at->share + left, bound_of(at)) - reserve_of(at);
+}
+
+/* Is there room for so many bytes more beside the reserve? */
+static bool fits(const struct account *at, size_t more)
+{
+    size_t general = general_of(at) + more;
+    return general <= share_of(at) - reserve_of(at) || general <= general_max(at);
 }
 
 /* ---- charging ---- */
@@ -113,70 +156,79 @@ void budget_add(enum budget_account account, size_t bytes)
 }
 
 /* Adds first, so that of two threads that charge the last free bytes both may be refused, but never both admitted. */
-static bool charge(enum budget_account account, size_t bytes)
-{
-    size_t used = bytes + atomic_fetch_add(&accounts[account].used, bytes);
-    if (fits(account, used))
-        return true;
-    atomic_fetch_sub_explicit(&accounts[account].used, bytes, memory_order_relaxed);
-    return false;
-}
-
 bool budget_charge(enum budget_account account, size_t bytes)
 {
-    return charge(account, bytes) || refuse(account);
+    struct account *at = &accounts[account];
+    atomic_fetch_add(&at->used, bytes);
+    if (fits(at, 0))
+        return true;
+    atomic_fetch_sub_explicit(&at->used, bytes, memory_order_relaxed);
+    return refuse(account);
 }
 
-static atomic_size_t *tenant_of(enum budget_account account, uint64_t tenant_hash)
+static atomic_size_t *tenant_of(struct account *at, uint64_t tenant_hash)
 {
-    return &accounts[account].tenants[tenant_hash % TENANTS];
+    return &at->tenants[tenant_hash % TENANTS];
+}
+
+/* Returns what the tenant has now. The account was charged before. */
+static size_t add_to_tenant(struct account *at, uint64_t tenant_hash, size_t bytes)
+{
+    size_t max = first_bytes_max(at), before = atomic_fetch_add(tenant_of(at, tenant_hash), bytes);
+    atomic_fetch_add(&at->first, least(before + bytes, max) - least(before, max));
+    return before + bytes;
+}
+
+static void take_from_tenant(struct account *at, uint64_t tenant_hash, size_t bytes)
+{
+    size_t max = first_bytes_max(at), before = atomic_fetch_sub(tenant_of(at, tenant_hash), bytes);
+    atomic_fetch_sub(&at->first, least(before, max) - least(before - bytes, max));
 }
 
 void budget_add_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes)
 {
-    atomic_fetch_add_explicit(tenant_of(account, tenant_hash), bytes, memory_order_relaxed);
     budget_add(account, bytes);
+    (void)add_to_tenant(&accounts[account], tenant_hash, bytes);
 }
 
-/* `own` bytes of one tenant, when the account has `used`. */
-static bool fits_tenant(enum budget_account account, size_t own, size_t used)
+/* May a tenant have `own` bytes, of which `more` are not counted yet? The reserve has its first bytes; past them it has at most as
+ * much as is free. */
+static bool fits_tenant(const struct account *at, size_t own, size_t more)
 {
-    size_t most = budget_most(account);
-    return used <= most && own <= most - used;
+    if (own <= first_bytes_max(at) && atomic_load(&at->first) + more <= reserve_of(at))
+        return true;
+    return fits(at, more) && own <= past(general_max(at), general_of(at));
 }
 
 bool budget_hold_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes)
 {
-    atomic_size_t *tenant = tenant_of(account, tenant_hash);
-    size_t own = bytes + atomic_fetch_add_explicit(tenant, bytes, memory_order_relaxed);
-    if (fits_tenant(account, own, budget_used(account)))
+    struct account *at = &accounts[account];
+    if (fits_tenant(at, add_to_tenant(at, tenant_hash, bytes), 0))
         return true;
-    atomic_fetch_sub_explicit(tenant, bytes, memory_order_relaxed);
+    take_from_tenant(at, tenant_hash, bytes);
     return refuse(account);
 }
 
 bool budget_charge_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes)
 {
-    if (!budget_hold_tenant(account, tenant_hash, bytes))
-        return false;
-    if (charge(account, bytes))
+    budget_add(account, bytes);
+    if (budget_hold_tenant(account, tenant_hash, bytes))
         return true;
-    atomic_fetch_sub_explicit(tenant_of(account, tenant_hash), bytes, memory_order_relaxed);
-    return refuse(account);
+    atomic_fetch_sub_explicit(&accounts[account].used, bytes, memory_order_relaxed);
+    return false;
 }
 
 bool budget_has_room(enum budget_account account, uint64_t tenant_hash, size_t bytes)
 {
-    size_t used = budget_used(account);
-    size_t own = atomic_load_explicit(tenant_of(account, tenant_hash), memory_order_relaxed);
-    if (bytes > budget_most(account))
+    struct account *at = &accounts[account];
+    if (bytes > budget_most(account)) /* before it is added to anything */
         return refuse(account);
-    return (fits(account, used + bytes) && fits_tenant(account, own + bytes, used)) || refuse(account);
+    return fits_tenant(at, atomic_load(tenant_of(at, tenant_hash)) + bytes, bytes) || refuse(account);
 }
 
 bool budget_is_full(enum budget_account account)
 {
-    return !fits(account, budget_used(account));
+    return !fits(&accounts[account], 0);
 }
 
 /* ---- releasing ---- */
@@ -191,7 +243,7 @@ void budget_release(enum budget_account account, size_t bytes)
 
 void budget_leave_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes)
 {
-    atomic_fetch_sub_explicit(tenant_of(account, tenant_hash), bytes, memory_order_relaxed);
+    take_from_tenant(&accounts[account], tenant_hash, bytes);
 }
 
 void budget_release_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes)

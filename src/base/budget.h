@@ -1,13 +1,20 @@
 /* The memory budget: one limit for everything that clients make the process hold, with an account for each kind of user.
  *
- *     | requests | bodies | unsent | writes | streams | … | common |      = limit
+ *     | requests        | bodies        | unsent | writes        | … | common |      = limit
+ *     |       : reserve |     : reserve |        |     : reserve |   |        |
  *
  * Each account has a share that no other account can take. When its share is used, it takes from the common part; a cache does not.
  * So the sum stays within the limit, and no account is refused its share because another one is full. A setting may give an account a
  * lower bound. Past it the caller refuses a request (503) or disconnects a client.
  *
- * Within an account a tenant may hold at most as much as is then free: one tenant at most half, two a third each, so that there is
- * always room for another tenant. Tenants are distinguished by a hash.
+ * Accounts that are charged by tenant keep an eighth of their share as a reserve. The first budget_first() bytes of each tenant come
+ * out of it, as long as it lasts; everything else, charges without a tenant included, comes out of the rest. There a tenant may
+ * hold at most as much as is then free: one tenant at most half, two a third each. The invariants, whatever all others do:
+ *   - A charge that leaves its tenant with at most budget_first() bytes succeeds while fewer than reserve ÷ budget_first() tenants
+ *     hold something: between 8 and 256 of them, 16 with a share of 8 MiB. It is not asked what is used beside the reserve, or by
+ *     other accounts, so neither one greedy tenant nor many, nor what cannot be refused (budget_add), make a difference.
+ *   - What is used beside the reserves is at most the shares without them and the common part. With the reserves that is the limit.
+ * Tenants are distinguished by a hash with a secret seed, of 4,096 values. Two with the same one count as one tenant.
  *
  * Threads: any. A charge is one atomic addition, so callers charge buffers and structs, not bytes, and never on a read of an item.
  * What was charged is released with the same number. */
@@ -35,6 +42,7 @@ void budget_set_limit(size_t bytes);
 void budget_set_bound(enum budget_account account, size_t bytes);
 size_t budget_share(enum budget_account account); /* what it can always have */
 size_t budget_most(enum budget_account account);  /* with the whole common part */
+size_t budget_first(enum budget_account account); /* of a tenant, in the reserve; 0 = it is not charged by tenant */
 size_t budget_used(enum budget_account account);
 
 /* False: there is no room. Nothing is charged then, and a refusal is counted. */

@@ -3,8 +3,9 @@
  * socket takes charges nothing.
  *   - A request for which there is no room is served if its turn ends with its answer, as that of most reads does; else it is
  *     answered 503, after heads that arrive slowly were cut. Requests that wait (parked, or for a worker) are bounded by tenant,
- *     and so are long answers of workers until they are written. Heads that are not complete have no tenant yet: they have at
- *     most half of the account's share, so that there is room for requests that wait.
+ *     and so are long answers of workers until they are written; the first ones of a tenant have their room in the account's
+ *     reserve. Until a token was checked, the client's address stands for the tenant. Heads that are not complete have at most
+ *     half of the account's share.
  *   - Bodies past their account are refused with 503; they are bounded by tenant too.
  *   - Past the account of unsent answers a loop cuts those of its connections whose client has not read for longest, while
  *     the loop holds more than its part. The one that is being written is spared. */
@@ -17,15 +18,12 @@ enum {
     HEAD_CUTS_PAUSE_MS = 100,
 };
 
+/* Its address stands for it while its tenant is not known. */
 static uint64_t tenant_of(const struct http_exchange *exchange)
 {
     const struct http_server_config *config = &exchange->home->server->config;
-    return config->share_of ? config->share_of(&exchange->request) : 0;
-}
-
-static bool has_tenants(const struct http_exchange *exchange)
-{
-    return exchange->home->server->config.share_of != NULL;
+    uint64_t tenant = config->share_of ? config->share_of(&exchange->request) : 0;
+    return tenant ? tenant : http_request_sender(&exchange->request);
 }
 
 /* ---- requests ---- */
@@ -73,13 +71,13 @@ static void end_head(struct http_exchange *exchange)
     exchange->head_bytes = 0;
 }
 
-bool http_budget_charge_exchange(struct http_exchange *exchange, size_t bytes, bool is_head)
+bool http_budget_charge_head(struct http_exchange *exchange, size_t bytes)
 {
     size_t more = bytes - exchange->charged;
 
-    if (!(is_head ? charge_head(exchange, more) : budget_charge(BUDGET_REQUESTS, more))) {
+    if (!charge_head(exchange, more)) {
         cut_slow_heads(exchange);
-        if (!(is_head ? charge_head(exchange, more) : budget_charge(BUDGET_REQUESTS, more)))
+        if (!charge_head(exchange, more))
             return false;
     }
     exchange->charged = bytes;
@@ -89,6 +87,10 @@ bool http_budget_charge_exchange(struct http_exchange *exchange, size_t bytes, b
 void http_budget_set_exchange(struct http_exchange *exchange, size_t bytes)
 {
     end_head(exchange);
+    if (bytes < exchange->held_bytes) {
+        budget_leave_tenant(BUDGET_REQUESTS, exchange->held_tenant, exchange->held_bytes - bytes);
+        exchange->held_bytes = bytes;
+    }
     if (bytes < exchange->charged)
         budget_release(BUDGET_REQUESTS, exchange->charged - bytes);
     else
@@ -96,21 +98,32 @@ void http_budget_set_exchange(struct http_exchange *exchange, size_t bytes)
     exchange->charged = bytes;
 }
 
+static bool hold_waiting(struct http_exchange *exchange, uint64_t tenant)
+{
+    size_t bytes = exchange->charged > 0 ? exchange->charged : http_exchange_bytes(exchange);
+
+    if (!(exchange->charged > 0 ? budget_hold_tenant(BUDGET_REQUESTS, tenant, bytes)
+                                : budget_charge_tenant(BUDGET_REQUESTS, tenant, bytes)))
+        return false;
+    exchange->charged = exchange->held_bytes = bytes;
+    exchange->held_tenant = tenant;
+    return true;
+}
+
 /* One that waits for its token's check has no tenant yet, and may wait again. */
 bool http_budget_hold_waiting(struct http_exchange *exchange)
 {
     uint64_t tenant = tenant_of(exchange);
 
-    if (!http_exchange_admit(exchange, false))
-        return false;
+    if (exchange->held_bytes == 0 || exchange->held_tenant != tenant) {
+        http_budget_leave_waiting(exchange);
+        if (!hold_waiting(exchange, tenant)) {
+            cut_slow_heads(exchange);
+            if (!hold_waiting(exchange, tenant))
+                return false;
+        }
+    }
     end_head(exchange);
-    if (!has_tenants(exchange) || (exchange->held_bytes > 0 && exchange->held_tenant == tenant))
-        return true;
-    http_budget_leave_waiting(exchange);
-    if (!budget_hold_tenant(BUDGET_REQUESTS, tenant, exchange->charged))
-        return false;
-    exchange->held_bytes = exchange->charged;
-    exchange->held_tenant = tenant;
     return true;
 }
 
@@ -127,7 +140,7 @@ bool http_budget_has_room(const struct http_exchange *exchange, uint64_t content
 {
     if (content_length <= HTTP_BLOCK_BYTES || budget_used(BUDGET_BODIES) == 0)
         return true;
-    return budget_has_room(BUDGET_BODIES, has_tenants(exchange) ? tenant_of(exchange) : 0, content_length);
+    return budget_has_room(BUDGET_BODIES, tenant_of(exchange), content_length);
 }
 
 bool http_budget_charge_body(struct http_exchange *exchange)
@@ -138,8 +151,7 @@ bool http_budget_charge_body(struct http_exchange *exchange)
         return true;
     if (exchange->body_charged == 0)
         exchange->body_tenant = tenant_of(exchange);
-    if (!(has_tenants(exchange) ? budget_charge_tenant(BUDGET_BODIES, exchange->body_tenant, more)
-                                : budget_charge(BUDGET_BODIES, more)))
+    if (!budget_charge_tenant(BUDGET_BODIES, exchange->body_tenant, more))
         return false;
     exchange->body_charged += more;
     return true;
@@ -151,10 +163,8 @@ void http_budget_free_body(struct http_exchange *exchange)
 
     buf_deinit(&exchange->body_bytes);
     exchange->body_charged = 0;
-    if (charged > 0 && has_tenants(exchange))
+    if (charged > 0)
         budget_release_tenant(BUDGET_BODIES, exchange->body_tenant, charged);
-    else if (charged > 0)
-        budget_release(BUDGET_BODIES, charged);
 }
 
 /* ---- answers of workers ---- */

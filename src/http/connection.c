@@ -348,9 +348,11 @@ static bool may_stay(const struct http_connection *connection)
 {
     struct http_exchange *exchange = connection->exchange;
 
-    return !exchange || exchange->charged > 0 ||
-           (connection->state == HTTP_STATE_HEAD && exchange->start == exchange->end) ||
-           http_exchange_admit(exchange, connection->state == HTTP_STATE_HEAD);
+    if (!exchange || exchange->charged > 0)
+        return true;
+    if (connection->state != HTTP_STATE_HEAD)
+        return http_budget_hold_waiting(exchange);
+    return exchange->start == exchange->end || http_exchange_admit(exchange);
 }
 
 static void take_turn(struct http_connection *connection)

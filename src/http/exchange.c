@@ -8,6 +8,7 @@
  * done(). */
 #include <stdlib.h>
 
+#include "base/budget.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "http/http_inside.h"
@@ -92,10 +93,14 @@ void http_exchange_slim(struct http_exchange *exchange)
     http_budget_set_exchange(exchange, sizeof *exchange);
 }
 
-bool http_exchange_admit(struct http_exchange *exchange, bool is_head)
+size_t http_exchange_bytes(const struct http_exchange *exchange)
 {
-    return exchange->charged > 0 ||
-           http_budget_charge_exchange(exchange, reading_bytes(exchange, exchange->block_bytes), is_head);
+    return reading_bytes(exchange, exchange->block_bytes);
+}
+
+bool http_exchange_admit(struct http_exchange *exchange)
+{
+    return exchange->charged > 0 || http_budget_charge_head(exchange, http_exchange_bytes(exchange));
 }
 
 struct http_exchange *http_exchange_acquire(struct http_connection *connection)
@@ -110,7 +115,7 @@ struct http_exchange *http_exchange_acquire(struct http_connection *connection)
         exchange = memory_zalloc(sizeof *exchange);
         exchange->home = home;
         alloc_for_reading(exchange);
-        (void)http_exchange_admit(exchange, true);
+        (void)http_exchange_admit(exchange);
         exchange->arena = ARENA(HTTP_ARENA_BYTES);
         exchange->request.arena = &exchange->arena;
         exchange->request.loop = home->loop;
@@ -134,15 +139,16 @@ void http_exchange_destroy(struct http_exchange *exchange)
     free(exchange);
 }
 
-/* One that grew for a large request or was slimmed for a stream is not kept. */
+/* One that grew for a large request or was slimmed for a stream is not kept, nor one for which only the reserve had room. */
 void http_exchange_release(struct http_exchange *exchange)
 {
     struct http_home *home = exchange->home;
+    bool has_waited = exchange->held_bytes > 0;
 
-    if (exchange->held_bytes > 0)
+    if (has_waited)
         http_budget_leave_waiting(exchange);
     if (home->spare_count >= HTTP_SPARE_EXCHANGES_MAX || exchange->block_bytes > HTTP_BLOCK_BYTES ||
-        !exchange->block) {
+        !exchange->block || (has_waited && budget_is_full(BUDGET_REQUESTS))) {
         http_exchange_destroy(exchange);
         return;
     }
@@ -202,8 +208,7 @@ size_t http_exchange_make_room(struct http_exchange *exchange, bool head_is_fixe
         if (exchange->start > 0) {
             move_to_front(exchange);
         } else {
-            if (!http_budget_charge_exchange(exchange, reading_bytes(exchange, 2 * exchange->block_bytes),
-                                             true))
+            if (!http_budget_charge_head(exchange, reading_bytes(exchange, 2 * exchange->block_bytes)))
                 return 0;
             exchange->block_bytes *= 2; /* bounded: the parser refuses a head past its limits */
             exchange->block = memory_realloc(exchange->block, exchange->block_bytes);

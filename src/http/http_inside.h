@@ -276,8 +276,9 @@ static inline void http_exchange_move(struct http_exchange *exchange, enum http_
 /* Without room in the memory budget the exchange is not charged: its request may be answered within this turn, but must not
  * stay. */
 struct http_exchange *http_exchange_acquire(struct http_connection *connection);
-/* May it stay? Charges it, if it is not yet; `is_head`: its head is not complete. */
-bool http_exchange_admit(struct http_exchange *exchange, bool is_head);
+/* May it stay although its head is not complete? Charges it, if it is not yet. */
+bool http_exchange_admit(struct http_exchange *exchange);
+size_t http_exchange_bytes(const struct http_exchange *exchange); /* that it takes while it reads */
 void http_exchange_release(struct http_exchange *exchange);
 void http_exchange_destroy(struct http_exchange *exchange);
 void http_exchange_next(struct http_exchange *exchange); /* forgets the request, keeps the unparsed bytes */
@@ -332,10 +333,11 @@ void http_stream_release(struct http_exchange *exchange);
 void http_stream_end_early(struct http_connection *connection); /* one without end, when the server stops */
 
 /* budget.c */
-/* The exchange is to take so many bytes, more than before. False: no room, of which heads that are not complete have half. */
-bool http_budget_charge_exchange(struct http_exchange *exchange, size_t bytes, bool is_head) MUST_CHECK;
+/* The exchange is to take so many bytes, more than before, for a head that is not complete. False: there is no room for heads. */
+bool http_budget_charge_head(struct http_exchange *exchange, size_t bytes) MUST_CHECK;
 void http_budget_set_exchange(struct http_exchange *exchange, size_t bytes); /* it takes them already */
-/* Its request begins to wait, or ends. False: its tenant has as many that wait as it may have. */
+/* Its request begins to wait or to stream, or ends. Charges the exchange, if it is not yet. False: its tenant has as many of them as it
+ * may have. */
 bool http_budget_hold_waiting(struct http_exchange *exchange) MUST_CHECK;
 void http_budget_leave_waiting(struct http_exchange *exchange);
 /* Would a body of this length have room now? Nothing is reserved. */

@@ -32,7 +32,7 @@ void http_send_stream(struct http_request *request, const struct http_response *
         exchange->home->draining && request->route->kind == HTTP_STREAM; /* it would never end */
     http_exchange_unpark(exchange);
     if (is_too_late ||
-        (has_body && (!http_exchange_hold(exchange) ||
+        (has_body && (!http_exchange_hold(exchange) || !http_budget_hold_waiting(exchange) ||
                       !loop_park(exchange->home->loop, exchange, CLOCK_NEVER, NULL, &exchange->park)))) {
         source->release(source->context);
         http_send_error(request, &(struct error){.status = STATUS_OVERLOADED});

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "auth/state.h"
+#include "base/budget.h"
 
 static struct auth_claims claims_of(const char *tenant)
 {
@@ -55,6 +56,28 @@ static void a_newer_entry_takes_the_place_of_its_own(void **state)
     assert_int_equal(auth_verified_find(&table, STR("Bearer x"))->generation, 2);
     assert_true(str_eq(auth_verified_find(&table, STR("Bearer x"))->identity.tenant, STR("t2")));
     auth_verified_deinit(&table);
+}
+
+static void a_full_account_keeps_what_is_used(void **state)
+{
+    (void)state;
+    struct auth_verified_table table;
+    char token[32];
+
+    budget_set_limit(400 * 1024); /* 20 KiB for tokens */
+    auth_verified_init(&table, 10000);
+    put(&table, "Bearer dear", "t", 1);
+    for (int i = 0; i < 10000; i++) {
+        assert_non_null(auth_verified_find(&table, STR("Bearer dear")));
+        snprintf(token, sizeof(token), "Bearer %d", i);
+        for (struct auth_verified *evicted; (evicted = auth_verified_evict(&table)) != NULL;)
+            free(evicted);
+        put(&table, token, "t", 1);
+    }
+    assert_in_range(budget_used(BUDGET_TOKENS), budget_share(BUDGET_TOKENS) / 2,
+                    budget_share(BUDGET_TOKENS) + 1024);
+    auth_verified_deinit(&table);
+    budget_set_limit(0);
 }
 
 static void a_full_table_keeps_what_is_used(void **state)
@@ -125,6 +148,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(finds_exactly_what_was_put),
         cmocka_unit_test(a_newer_entry_takes_the_place_of_its_own),
+        cmocka_unit_test(a_full_account_keeps_what_is_used),
         cmocka_unit_test(a_full_table_keeps_what_is_used),
         cmocka_unit_test(denials_end_and_belong_to_a_generation),
         cmocka_unit_test(denials_are_bounded_and_the_latest_stays),
