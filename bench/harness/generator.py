@@ -39,6 +39,8 @@ def measure(binary, target, depth, seconds, on_cpus=None, spin=False):
     if figures["errors"] or not figures["requests"]:
         raise RuntimeError(f"{target.name}: {figures['errors']} errors, the first a "
                            f"{figures['first_bad_status']}, in {figures['requests']} answers")
+    if not figures["server_cpu_us_per_request"]:
+        raise RuntimeError(f"{target.name}: the server had no processor time; something else has the machine")
     return figures
 
 

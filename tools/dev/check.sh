@@ -123,8 +123,7 @@ test_pytest() { # STAGE FLAVOUR FOLDER ARGS…
     test_build "$flavour" || return 0
     rm -f "$VAR/test/$stage.failed"
     say "$folder tests ($flavour)"
-    # shellcheck disable=SC2086 # words
-    pytest_run "$stage" "$flavour" "$@" ${FRESHET_PYTEST_ARGS:-} || status=$?
+    PYTEST_ADDOPTS=${FRESHET_PYTEST_ARGS:-} pytest_run "$stage" "$flavour" "$@" || status=$?
     # pytest found no test (5): those that FRESHET_PYTEST_ARGS selects need not be among those for TSan.
     if [ "$status" -eq 5 ] && [ "$flavour" = tsan ] && [ -n "${FRESHET_PYTEST_ARGS:-}" ]; then
         say "$stage: no test is selected"
