@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/memory.h"
 
 static atomic_bool is_stopping;
@@ -222,7 +223,8 @@ static void many_end_all(struct many *many, size_t begun, CURLcode code)
 }
 
 void fetch_run_many(const struct fetch_request *requests, size_t count, size_t parallel,
-                    struct fetch_answer *answers, enum status *statuses, struct error *errors)
+                    int64_t begin_until_ns, struct fetch_answer *answers, enum status *statuses,
+                    struct error *errors)
 {
     struct many many = {.statuses = statuses, .errors = errors};
     size_t begun = 0;
@@ -233,8 +235,11 @@ void fetch_run_many(const struct fetch_request *requests, size_t count, size_t p
     if (!many.multi)
         abort(); /* as every allocation of ours */
     many.transfers = memory_zalloc(count * sizeof *many.transfers);
-    while (!atomic_load(&is_stopping) && (begun < count || many.running > 0)) {
-        for (; begun < count && many.running < parallel; begun++) {
+    size_t end = count; /* none from here on begins */
+    while (!atomic_load(&is_stopping) && (begun < end || many.running > 0)) {
+        if (begun >= parallel && end == count && clock_mono_ns() >= begin_until_ns)
+            end = begun;
+        for (; begun < end && many.running < parallel; begun++) {
             struct fetch_transfer *transfer = &many.transfers[begun];
             statuses[begun] = transfer_begin(transfer, &requests[begun], &answers[begun], &errors[begun]);
             if (statuses[begun] != STATUS_OK)
@@ -260,7 +265,7 @@ void fetch_run_many(const struct fetch_request *requests, size_t count, size_t p
     many_end_all(&many, begun, CURLE_ABORTED_BY_CALLBACK);
     for (; begun < count; begun++) {
         answers[begun] = (struct fetch_answer){0};
-        statuses[begun] = error_set(&errors[begun], STATUS_CANCELLED, "the process is stopping");
+        statuses[begun] = error_set(&errors[begun], STATUS_CANCELLED, "not begun");
     }
     curl_multi_cleanup(many.multi);
     free(many.transfers);

@@ -40,9 +40,11 @@ enum status fetch_run(const struct fetch_request *request, struct fetch_answer *
                       struct error *error) MUST_CHECK;
 
 /* Many at once from one thread: each with its own deadlines, which count from when its turn comes, at most `parallel` under
- * way, in no order; connections are shared. statuses[i] and errors[i] are each one's own; returns when all have ended.
+ * way, in no order; connections are shared. None begins after `begin_until_ns`, the first `parallel` excepted: the others are
+ * CANCELLED. statuses[i] and errors[i] are each one's own; returns when all have ended.
  * Sessions belong to requests that go alone: none may be given. */
 void fetch_run_many(const struct fetch_request *requests, size_t count, size_t parallel,
-                    struct fetch_answer *answers, enum status *statuses, struct error *errors);
+                    int64_t begin_until_ns, struct fetch_answer *answers, enum status *statuses,
+                    struct error *errors);
 
 #endif

@@ -8,7 +8,10 @@
 #include "base/log.h"
 #include "outbox/outbox_inside.h"
 
-enum { WALK_MIN = 100 }; /* rows that one claim looks at, at least: most of them may be waiting */
+enum {
+    WALK_MIN = 100, /* rows that one claim looks at, at least: most of them may be waiting */
+    TURNS = 4,      /* so many tenants fill a batch, if there are as many */
+};
 
 /* ---- settings: the rows of `<module>.outbox`, the same for every module (O2) ---- */
 
@@ -155,29 +158,33 @@ static int64_t walk_max(const struct outbox *outbox)
     return outbox->settings.batch > WALK_MIN ? outbox->settings.batch : WALK_MIN;
 }
 
+/* Columns of a claimed row: rows walked, the place to continue after (an aggregate with a sequence, a tenant with turns), then the
+ * event: line, id, … */
+static unsigned cursor_columns(const struct outbox_table *table)
+{
+    return table->sequence ? outbox_aggregate_columns(table) : table->turn ? 1 : 0;
+}
+
 /* The claim's id is known here before the database has it: if the reply is lost, the claim can still be released. */
 static void add_claim(struct outbox *outbox, struct db_conn *conn)
 {
     struct outbox_claim *claim = &outbox->claim;
     const struct outbox_settings *settings = &outbox->settings;
+    const struct outbox_table *table = outbox->config.table;
     bool from_middle = claim->cursor[0].ptr != NULL;
-    unsigned columns = from_middle ? outbox_aggregate_columns(outbox->config.table) : 0;
+    unsigned columns = from_middle || table->turn ? cursor_columns(table) : 0;
+    int64_t stride = !table->turn ? OUTBOX_STRIDE : settings->batch < TURNS ? 1 : settings->batch / TURNS;
     struct uuid uuid = uuid_random();
     uuid_format(&uuid, claim->doubtful);
     struct db_param params[OUTBOX_CLAIM_PARAMS + OUTBOX_AGGREGATE_MAX + 1] = {
         db_i64(walk_max(outbox)), db_i64(settings->batch),    db_uuid(str_from(claim->doubtful)),
-        db_cstr(outbox->worker),  db_i64(settings->lease_ms), db_i64(OUTBOX_STRIDE),
+        db_cstr(outbox->worker),  db_i64(settings->lease_ms), db_i64(stride),
     };
     for (unsigned i = 0; i < columns; i++)
-        params[OUTBOX_CLAIM_PARAMS + i] = db_text(claim->cursor[i]);
+        params[OUTBOX_CLAIM_PARAMS + i] = db_text(from_middle ? claim->cursor[i] : STR(""));
     params[OUTBOX_CLAIM_PARAMS + columns] = DB_END;
-    db_pipeline_add(conn, from_middle ? &outbox->sql.claim_after : &outbox->sql.claim_first, params);
-}
-
-/* Columns of a claimed row: rows walked, the aggregate of the last one (with a sequence), then the event: line, id, … */
-static unsigned cursor_columns(const struct outbox_table *table)
-{
-    return table->sequence ? outbox_aggregate_columns(table) : 0;
+    bool is_after = from_middle && table->sequence;
+    db_pipeline_add(conn, is_after ? &outbox->sql.claim_after : &outbox->sql.claim_first, params);
 }
 
 static void take_events(struct outbox *outbox, struct db_result *rows)
@@ -214,17 +221,26 @@ static void take_events(struct outbox *outbox, struct db_result *rows)
 }
 
 /* A claim that did not reach the end continues after the last row it looked at, so that one busy aggregate does not delay the
- * others. Claims go round until a walk from the beginning to the end finds nothing. */
+ * others. Claims go round until a walk from the beginning to the end finds nothing. A claim by turns goes round itself, unless it was
+ * cut off. */
 static void move_cursor(struct outbox *outbox)
 {
     struct outbox_claim *claim = &outbox->claim;
     unsigned columns = cursor_columns(outbox->config.table);
+    bool has_turns = outbox->config.table->turn != NULL;
     bool from_middle = claim->cursor[0].ptr != NULL;
     int64_t walked = db_result_rows(claim->rows) ? db_result_i64(claim->rows, 0, 0) : 0;
     struct buf *text = &claim->cursor_text;
-    claim->more = from_middle || claim->count > 0 || walked == walk_max(outbox);
+    bool is_cut_off = walked == walk_max(outbox), is_kept = is_cut_off, goes_on = is_cut_off || from_middle;
+    if (has_turns) {
+        bool is_round = claim->count == 0 && (claim->is_round || !from_middle);
+        is_kept = db_result_rows(claim->rows) && !db_result_is_null(claim->rows, 0, 1);
+        goes_on = is_cut_off && (is_kept || !is_round);
+        claim->is_round = is_round && goes_on;
+    }
+    claim->more = goes_on || claim->count > 0;
     claim->cursor[0] = STR_NONE;
-    if (walked != walk_max(outbox))
+    if (!is_kept)
         return;
     buf_clear(text);
     for (unsigned i = 0; i < columns; i++)

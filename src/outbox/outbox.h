@@ -23,7 +23,8 @@
  *
  * Order: while an earlier event of an aggregate is live, a later one is claimed only together with it. FAILED blocks nothing.
  * The sequence column must ascend in commit order within an aggregate: take it under the aggregate's row lock. A table without
- * a sequence (deliveries, which are independent) keeps no order: the event that has been due longest is claimed first.
+ * a sequence (deliveries, which are independent) keeps no order: the event that has been due longest is claimed first, and where the
+ * table names a tenant, tenants take turns.
  *
  * An event that kills its worker leaves a claim that nothing settles. One with two of these is claimed alone, so that it takes no
  * other with it, and after max-attempt of them it is FAILED.
@@ -77,6 +78,9 @@ struct outbox_table {
     /* bigint; NULL = no order: `aggregate` is only shown, and may be empty. Then the partial index WHERE the row is live is on
      * the time it is due: (coalesce(greatest(next_attempt_at, locked_until), created_at)). */
     const char *sequence;
+    /* Without `sequence`: text in the collation "C", never empty; rows with the same are a tenant's, and tenants take turns. Then the
+     * index begins with it. NULL = the row that is due longest is claimed first. */
+    const char *turn;
     const char *event_type; /* an expression over the row `e`: "e.event_type", "'invalidation'" */
     const char *payload;    /* the same: "e.payload" */
     bool payload_is_bytes;  /* bytea */

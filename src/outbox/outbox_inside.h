@@ -53,6 +53,7 @@ struct outbox_claim {
     /* The next walk begins after this aggregate; cursor[0].ptr NULL = at the beginning. */
     struct str cursor[OUTBOX_AGGREGATE_MAX];
     struct buf cursor_text;
+    bool is_round;           /* with turns: the walk from the beginning goes on and has found nothing */
     bool more;               /* the last walk did not reach the end, or did not begin at the beginning */
     size_t settled;          /* by the last exchange: events whose claim was still valid */
     int64_t backoff_ms;      /* the shortest pause that it recorded; 0 = none */

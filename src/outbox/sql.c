@@ -93,6 +93,67 @@ static const char delivery_template[] =
     "    RETURNING run.line::text AS line, " CLAIMED ")"
     " SELECT '0', c.* FROM claimed c ORDER BY c.line::bigint";
 
+/* Of a table without order whose rows take turns; $6 rows of a tenant before the others' turn, $7 the tenant to start after.
+ *
+ * `after` and `before` hop from one tenant with live rows to the next, whatever their number: to the end, and from the beginning up to
+ * $7. `first` takes a few due rows of each until the batch is full; `rest` fills it with further ones of the same tenants. The
+ * first rows of all tenants come first in the batch. A suspect is claimed alone, when it is its tenant's turn.
+ * The cursor is the last tenant of a batch that `first` has filled; of a walk that was cut off ($1 instead of 0) the last one in
+ * `after`, or the beginning; otherwise the first tenant of the batch. */
+#define HOP(where)                                                                       \
+    "SELECT e.@turn AS turn, @due_at <= now() AS is_due FROM @table e WHERE @live" where \
+    " ORDER BY e.@turn, @due_at LIMIT 1"
+#define HOPS(name, first, where)                                    \
+    name " AS ((SELECT 1 AS step, h.* FROM (" HOP(                  \
+        first) ") h WHERE " where ")"                               \
+               " UNION ALL (SELECT w.step + 1, h.* FROM " name " w" \
+               "            CROSS JOIN LATERAL (" HOP(              \
+                   " AND e.@turn > w.turn") ") h WHERE w.step < 10 * $1 AND " where "))"
+#define DUE_ROWS                                               \
+    "SELECT @due_at AS at, e.ctid AS tid, @suspect AS suspect" \
+    " FROM @table e WHERE @live AND e.@turn = w.turn AND @due_at <= now()"
+static const char turns_template[] = "WITH RECURSIVE " HOPS(
+    "after", " AND e.@turn > $7",
+    "true") ","
+            " " HOPS(
+                "before", "",
+                "h.turn <= $7 AND (SELECT count(*) FROM after) < 10 * $1") ","
+                                                                           " first AS MATERIALIZED ("
+                                                                           "    SELECT w.*, d.* FROM (SELECT row_number() OVER () AS number, h.turn FROM ("
+                                                                           "            SELECT turn, is_due FROM after UNION ALL SELECT turn, is_due FROM before) h WHERE h.is_due) w"
+                                                                           "        CROSS JOIN LATERAL (" DUE_ROWS
+                                                                           " ORDER BY @due_at LIMIT $6 FOR UPDATE SKIP LOCKED) d"
+                                                                           "    LIMIT $2),"
+                                                                           " cut AS MATERIALIZED ("
+                                                                           "    SELECT number, turn, max(at) AS until FROM first WHERE (SELECT count(*) FROM first) < $2"
+                                                                           "    GROUP BY number, turn HAVING count(*) = $6),"
+                                                                           " rest AS MATERIALIZED ("
+                                                                           "    SELECT w.number, w.turn, d.* FROM cut w CROSS JOIN LATERAL (" DUE_ROWS
+                                                                           " AND @due_at >= w.until AND e.ctid <> ALL (ARRAY(SELECT tid FROM first))"
+                                                                           "        ORDER BY @due_at"
+                                                                           "        LIMIT ceil(($2 - (SELECT count(*) FROM first))::float8 / (SELECT count(*) FROM cut)) FOR UPDATE SKIP LOCKED) d"
+                                                                           "    LIMIT $2 - (SELECT count(*) FROM first)),"
+                                                                           " line AS MATERIALIZED ("
+                                                                           "    SELECT p.*, row_number() OVER line AS line, first_value(p.suspect) OVER line AS is_alone"
+                                                                           "    FROM (SELECT t.*, row_number() OVER (PARTITION BY t.number ORDER BY t.at, t.tid) AS place"
+                                                                           "          FROM (SELECT * FROM first UNION ALL SELECT * FROM rest) t) p"
+                                                                           "    WINDOW line AS (ORDER BY p.place, p.number)),"
+                                                                           " run AS MATERIALIZED (SELECT tid, line FROM line WHERE line = 1 OR NOT (suspect OR is_alone)),"
+                                                                           " claimed AS ("
+                                                                           "    UPDATE @table e SET " SET_CLAIMED
+                                                                           " FROM run WHERE e.ctid = run.tid"
+                                                                           "    RETURNING run.line::text AS line, " CLAIMED
+                                                                           "),"
+                                                                           " last AS ("
+                                                                           "    SELECT CASE WHEN (SELECT count(*) FROM first) = $2 THEN 0"
+                                                                           "                WHEN 10 * $1 IN ((SELECT count(*) FROM after), (SELECT count(*) FROM before)) THEN $1"
+                                                                           "                ELSE 0 END::text,"
+                                                                           "           CASE WHEN (SELECT count(*) FROM first) = $2 THEN (SELECT turn FROM first ORDER BY number DESC LIMIT 1)"
+                                                                           "                WHEN (SELECT count(*) FROM after) = 10 * $1"
+                                                                           "                THEN (SELECT turn FROM after ORDER BY step DESC LIMIT 1)"
+                                                                           "                WHEN (SELECT count(*) FROM before) < 10 * $1 THEN (SELECT turn FROM line WHERE line = 1) END)"
+                                                                           " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY c.line::bigint";
+
 /* $1 claim id; $2 … $5 arrays: id, result, pause in ms, reason. */
 static const char settle_template[] =
     "UPDATE @table e SET @set_settled"
@@ -147,6 +208,7 @@ static const struct {
     {"id", MEMBER(id.name)},
     {"id_type", MEMBER(id.type)},
     {"sequence", MEMBER(sequence)},
+    {"turn", MEMBER(turn)},
     {"event_type", MEMBER(event_type)},
     {"payload_value", MEMBER(payload)},
     {"status", MEMBER(words.column)},
@@ -312,7 +374,8 @@ void outbox_sql_init(struct outbox_sql *sql, const struct outbox_table *table, s
     sql->gauge = outbox_sql_expand(table, gauge_template, arena);
     sql->pending = outbox_sql_expand(table, pending_template, arena);
     sql->cleanup = outbox_sql_expand(table, cleanup_template, arena);
-    sql->claim_first = outbox_sql_expand(table, table->sequence ? claim_template : delivery_template, arena);
+    const char *unordered = table->turn ? turns_template : delivery_template;
+    sql->claim_first = outbox_sql_expand(table, table->sequence ? claim_template : unordered, arena);
     if (table->sequence)
         sql->claim_after = outbox_sql_expand(table, claim_after_template, arena);
     sql->claim_first.binary_results = sql->claim_after.binary_results = table->payload_is_bytes;

@@ -1,5 +1,5 @@
 /* Delivery (N3): the outbox engine over notification.notifications. Claims, leases, retries and FAILED are the engine's; here are the
- * table and the two channels, log and webhook. There is no order between notifications.
+ * table and the two channels, log and webhook. There is no order between notifications; tenants take turns.
  *
  * Channel webhook: a POST for each notification, several at once on one thread. The Idempotency-Key is the notification's id; the body
  * is the same each time.
@@ -29,6 +29,7 @@ const struct outbox_table notification_delivery_table = {
     .name = "notification.notifications",
     .id = {"notification_id", "uuid"},
     .aggregate = {{"tenant_id", "text"}, {"user_id", "text"}},
+    .turn = "tenant_id",
     .event_type = "e.event_type",
     .payload = "e.payload_json",
     .extra = {[EXTRA_EVENT_ID] = "e.event_id",
@@ -63,7 +64,13 @@ static void log_sent(const struct outbox_event *event)
              LOG_STR("tenantId", event->extra[EXTRA_TENANT]));
 }
 
-enum { HEADERS = 5, ANSWER_BYTES_MAX = 65536, ARENA_BYTES = 65536 };
+enum {
+    HEADERS = 5,
+    ANSWER_BYTES_MAX = 65536,
+    ARENA_BYTES = 65536,
+    /* After this no call of a batch begins: where the receiver is slow for one tenant, the others' turn comes with the next claim. */
+    BEGIN_MS = 1000,
+};
 
 /* ---- webhook: requests ---- */
 
@@ -121,7 +128,8 @@ static void send_webhooks(const struct notification_webhook_settings *webhook, s
     struct error *errors = arena_zalloc(&arena, count * sizeof *errors);
     for (size_t i = 0; i < count; i++)
         write_call(webhook, &batch->events[i], &requests[i], &arena);
-    fetch_run_many(requests, count, (size_t)webhook->parallel, answers, statuses, errors);
+    fetch_run_many(requests, count, (size_t)webhook->parallel, clock_deadline_ms(BEGIN_MS), answers, statuses,
+                   errors);
     for (size_t i = 0; i < count; i++) {
         int status = answers[i].status;
         bool is_refusal = status >= 400 && status < 500 && status != 408 && status != 425 && status != 429;

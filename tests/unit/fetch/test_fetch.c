@@ -268,7 +268,7 @@ struct many {
 
 static void run_many(struct many *many, size_t count, size_t parallel)
 {
-    fetch_run_many(many->requests, count, parallel, many->answers, many->statuses, many->errors);
+    fetch_run_many(many->requests, count, parallel, CLOCK_NEVER, many->answers, many->statuses, many->errors);
 }
 
 static void many_are_run_and_each_has_its_own_outcome(void **state)
@@ -296,6 +296,21 @@ static void many_are_run_and_each_has_its_own_outcome(void **state)
         buf_deinit(&many.answers[i].body);
     }
     assert_int_equal(tiny_server_count(server), before + MANY - 2);
+}
+
+static void none_begins_when_the_time_to_begin_is_over(void **state)
+{
+    (void)state;
+    struct many many = {0};
+
+    tiny_server_say(server, 200, "", STR("made"));
+    for (size_t i = 0; i < MANY; i++)
+        many.requests[i] = request_to(tiny_server_url(server));
+    fetch_run_many(many.requests, MANY, 8, 0, many.answers, many.statuses, many.errors);
+    for (size_t i = 0; i < MANY; i++) {
+        assert_int_equal(many.statuses[i], i < 8 ? STATUS_OK : STATUS_CANCELLED);
+        buf_deinit(&many.answers[i].body);
+    }
 }
 
 static void none_at_once_is_nothing(void **state)
@@ -389,6 +404,7 @@ int main(void)
         cmocka_unit_test(a_stream_cut_short_is_an_error),
         cmocka_unit_test(dots_in_a_path_are_sent_as_they_are),
         cmocka_unit_test(many_are_run_and_each_has_its_own_outcome),
+        cmocka_unit_test(none_begins_when_the_time_to_begin_is_over),
         cmocka_unit_test(none_at_once_is_nothing),
         cmocka_unit_test(many_that_get_no_answer_are_given_up_together),
         cmocka_unit_test(a_stop_ends_what_is_under_way),

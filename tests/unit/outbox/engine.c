@@ -250,6 +250,54 @@ static void test_n3_a_delivery_waits_for_no_other(void **state)
         assert_int_equal(journal.items[i].number, expected[i]);
 }
 
+/* The first tenant's have been due longest. */
+static void test_c11_tenants_take_turns(void **state)
+{
+    (void)state;
+    struct station station;
+    settings.batch = 8;
+    rig_insert(&rig_turns, 1, 1, 1000);
+    for (int tenant = 2; tenant <= 9; tenant++)
+        rig_insert(&rig_turns, tenant, 1, 3);
+    rig_sql("UPDATE public.turn_delivery SET created_at = now() - interval '1 hour' WHERE user_id = 'u1'");
+    station_open(&station, &journal, &rig_turns, &settings);
+    assert_true(rig_await(0, "SELECT count(*) FROM public.turn_delivery WHERE status <> 'SENT'"));
+    station_close(&station);
+    assert_int_equal(journal.count, 1000 + 8 * 3);
+    size_t of_others = 0, last = 0;
+    for (size_t i = 0; i < journal.count; i++)
+        if (journal.items[i].aggregate != 1) {
+            of_others++;
+            last = i;
+        }
+    assert_int_equal(of_others, 8 * 3);
+    assert_in_range(last, 8 * 3, 8 * 3 + 40); /* u1's part of the batches until then */
+    assert_int_equal(journal.items[0].batch_count, 8);
+    assert_int_equal(journal.items[journal.count / 2].batch_count, 8);
+}
+
+/* A thousand tenants of which none is due are passed, also before and after the ones that are; so is a suspect, which goes alone. */
+static void test_c11_tenants_that_wait_and_suspects_delay_no_other(void **state)
+{
+    (void)state;
+    struct station station;
+    settings.batch = 2;
+    rig_sql("INSERT INTO public.turn_delivery (user_id, event_type, payload, next_retry_at)"
+            " SELECT to_char(n, 'FM0000'), 'sent', '{\"a\": 1, \"n\": 0}', now() + interval '1 hour'"
+            " FROM generate_series(1, 2500) n");
+    rig_insert(&rig_turns, 1, 1, 20);
+    rig_insert(&rig_turns, 2, 1, 20);
+    rig_sql("UPDATE public.turn_delivery SET claim_count = 2, created_at = created_at - interval '1 s'"
+            " WHERE user_id = 'u1' AND payload = '{\"a\": 1, \"n\": 20}'");
+    station_open(&station, &journal, &rig_turns, &settings);
+    assert_true(rig_await(2500, "SELECT count(*) FROM public.turn_delivery WHERE status <> 'SENT'"));
+    station_close(&station);
+    assert_int_equal(journal.count, 40);
+    for (size_t i = 0; i < journal.count; i++)
+        if (journal.items[i].aggregate == 1 && journal.items[i].number == 20)
+            assert_int_equal(journal.items[i].batch_count, 1);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int run_engine_tests(void)
@@ -268,6 +316,8 @@ int run_engine_tests(void)
         TEST(test_o6_retention_takes_old_published_ones_only),
         TEST(test_o6_retention_can_be_somebody_elses),
         TEST(test_n3_a_delivery_waits_for_no_other),
+        TEST(test_c11_tenants_take_turns),
+        TEST(test_c11_tenants_that_wait_and_suspects_delay_no_other),
     };
     int failed = 0;
     for (form = rig_forms; form < rig_forms + RIG_FORMS; form++)

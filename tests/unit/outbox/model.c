@@ -119,6 +119,7 @@ static void test_n3_deliveries_are_neither_lost_nor_forgotten(void **state)
 {
     (void)state;
     run_model(&rig_forms[2]);
+    run_model(&rig_forms[3]);
 }
 
 int run_model_tests(void)

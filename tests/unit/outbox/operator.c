@@ -98,6 +98,7 @@ static void test_o4_every_action_moves_what_it_says(void **state)
     run_on(&rig_flags);
     run_on(&rig_words);
     run_on(&rig_deliveries);
+    run_on(&rig_turns);
 }
 
 static void test_o4_a_selection_narrows(void **state)

@@ -55,20 +55,17 @@ const struct outbox_table rig_words = {
     .last_error = NULL,
 };
 
-/* As notification.notifications: nothing waits for anything. The payload is bytes. */
+/* As notification.notification_nats_dlq: nothing waits for anything. The payload is bytes. */
+#define DELIVERY_COLUMNS                                                                             \
+    .id = {"delivery_id", "uuid"}, .aggregate = {{"user_id", "text"}}, .event_type = "e.event_type", \
+    .payload = "e.payload", .payload_is_bytes = true, .published_at = "sent_at",                     \
+    .words = {"status", "PENDING", "PROCESSING", "SENT", "FAILED"}, .attempts = "attempt_count",     \
+    OUTBOX_LEASE_COLUMNS
 const struct outbox_table rig_deliveries = {
-    .module = "deliveries",
-    .name = "public.delivery",
-    .id = {"delivery_id", "uuid"},
-    .aggregate = {{"user_id", "text"}},
-    .event_type = "e.event_type",
-    .payload = "e.payload",
-    .payload_is_bytes = true,
-    .words = {"status", "PENDING", "PROCESSING", "SENT", "FAILED"},
-    .published_at = "sent_at",
-    .attempts = "attempt_count",
-    OUTBOX_LEASE_COLUMNS,
-};
+    .module = "deliveries", .name = "public.delivery", DELIVERY_COLUMNS};
+/* As notification.notifications. */
+const struct outbox_table rig_turns = {
+    .module = "turns", .name = "public.turn_delivery", .turn = "user_id", DELIVERY_COLUMNS};
 
 const struct rig_form rig_forms[RIG_FORMS] = {
     {&rig_flags, "flags", "NOT published AND failed_at IS NULL", "published",
@@ -76,6 +73,7 @@ const struct rig_form rig_forms[RIG_FORMS] = {
     {&rig_words, "words", "status IN ('PENDING', 'IN_FLIGHT')", "status = 'PUBLISHED'", "status = 'FAILED'"},
     {&rig_deliveries, "deliveries", "status IN ('PENDING', 'PROCESSING')", "status = 'SENT'",
      "status = 'FAILED'"},
+    {&rig_turns, "turns", "status IN ('PENDING', 'PROCESSING')", "status = 'SENT'", "status = 'FAILED'"},
 };
 
 static const char *const ddl[] = {
@@ -99,6 +97,11 @@ static const char *const ddl[] = {
     " locked_at timestamptz, lease_until timestamptz, next_retry_at timestamptz, last_error text,"
     " created_at timestamptz NOT NULL DEFAULT clock_timestamp(), sent_at timestamptz)",
     ("CREATE INDEX ON public.delivery ((coalesce(greatest(next_retry_at, lease_until), created_at)))"
+     " WHERE status IN ('PENDING', 'PROCESSING')"),
+    "CREATE TABLE public.turn_delivery (LIKE public.delivery INCLUDING DEFAULTS, PRIMARY KEY (delivery_id))",
+    "ALTER TABLE public.turn_delivery ALTER user_id TYPE text COLLATE \"C\"",
+    ("CREATE INDEX ON public.turn_delivery"
+     " (user_id, (coalesce(greatest(next_retry_at, lease_until), created_at)))"
      " WHERE status IN ('PENDING', 'PROCESSING')"),
 };
 
@@ -192,11 +195,11 @@ void rig_insert(const struct outbox_table *table, int aggregate, int first, int 
         rig_sql("INSERT INTO public.flag_outbox (tenant_id, dict_code, payload)"
                 " SELECT 't', 'D%03d', jsonb_build_object('a', %d, 'n', n) FROM generate_series(%d, %d) n",
                 aggregate, aggregate, first, last);
-    else if (table == &rig_deliveries)
-        rig_sql("INSERT INTO public.delivery (user_id, event_type, payload)"
+    else if (!table->sequence)
+        rig_sql("INSERT INTO %s (user_id, event_type, payload)"
                 " SELECT 'u%d', 'sent', convert_to(format('{\"a\": %%s, \"n\": %%s}', %d, n), 'UTF8')"
                 " FROM generate_series(%d, %d) n",
-                aggregate, aggregate, first, last);
+                table->name, aggregate, aggregate, first, last);
     else
         rig_sql("INSERT INTO public.word_outbox (session_id, event_type, payload)"
                 " SELECT md5('%d')::uuid, 'type-' || %d %% 3, jsonb_build_object('a', %d, 'n', n)"
@@ -206,7 +209,7 @@ void rig_insert(const struct outbox_table *table, int aggregate, int first, int 
 
 void rig_clear(void)
 {
-    rig_sql("TRUNCATE public.flag_outbox, public.word_outbox, public.delivery");
+    rig_sql("TRUNCATE public.flag_outbox, public.word_outbox, public.delivery, public.turn_delivery");
 }
 
 static const char *form_word(const struct rig_form *form, const char *name, size_t len)

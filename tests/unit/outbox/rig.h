@@ -1,4 +1,4 @@
-/* A PostgreSQL with an outbox table of each form, with flags, with words, and without order; and stations: an engine with
+/* A PostgreSQL with an outbox table of each form, with flags, with words, without order, and with turns; and stations: an engine with
  * a loop thread and workers of its own, as in a process. What is published is recorded; what a publisher does is the
  * test's to say.
  *
@@ -19,14 +19,14 @@
 
 #define PATIENCE_MS 60000 /* long enough for a loaded machine; nothing waits for it to pass */
 
-extern const struct outbox_table rig_flags, rig_words, rig_deliveries;
+extern const struct outbox_table rig_flags, rig_words, rig_deliveries, rig_turns;
 
 /* A table's form, for tests that hold for all of them: what says in SQL that a row is live, published, failed. */
 struct rig_form {
     const struct outbox_table *table;
     const char *name, *live, *published, *failed;
 };
-enum { RIG_FORMS = 3 };
+enum { RIG_FORMS = 4 };
 extern const struct rig_form rig_forms[RIG_FORMS];
 
 /* Every event handed to a publisher and not held back, in the order of all stations. */
