@@ -103,56 +103,52 @@ static const char delivery_template[] =
 #define HOP(where)                                                                       \
     "SELECT e.@turn AS turn, @due_at <= now() AS is_due FROM @table e WHERE @live" where \
     " ORDER BY e.@turn, @due_at LIMIT 1"
-#define HOPS(name, first, where)                                    \
-    name " AS ((SELECT 1 AS step, h.* FROM (" HOP(                  \
-        first) ") h WHERE " where ")"                               \
-               " UNION ALL (SELECT w.step + 1, h.* FROM " name " w" \
-               "            CROSS JOIN LATERAL (" HOP(              \
-                   " AND e.@turn > w.turn") ") h WHERE w.step < 10 * $1 AND " where "))"
+#define HOPS(name, first, where)                                                                  \
+    name " AS ((SELECT 1 AS step, h.* FROM (" first ") h WHERE " where ")"                        \
+         " UNION ALL (SELECT w.step + 1, h.* FROM " name " w CROSS JOIN LATERAL (" NEXT_HOP ") h" \
+         "    WHERE w.step < 10 * $1 AND " where "))"
+#define NEXT_HOP HOP(" AND e.@turn > w.turn")
+#define FIRST_AFTER HOP(" AND e.@turn > $7")
+#define FIRST_BEFORE HOP("")
+#define AFTER HOPS("after", FIRST_AFTER, "true")
+#define BEFORE HOPS("before", FIRST_BEFORE, "h.turn <= $7 AND (SELECT count(*) FROM after) < 10 * $1")
 #define DUE_ROWS                                               \
     "SELECT @due_at AS at, e.ctid AS tid, @suspect AS suspect" \
     " FROM @table e WHERE @live AND e.@turn = w.turn AND @due_at <= now()"
-static const char turns_template[] = "WITH RECURSIVE " HOPS(
-    "after", " AND e.@turn > $7",
-    "true") ","
-            " " HOPS(
-                "before", "",
-                "h.turn <= $7 AND (SELECT count(*) FROM after) < 10 * $1") ","
-                                                                           " first AS MATERIALIZED ("
-                                                                           "    SELECT w.*, d.* FROM (SELECT row_number() OVER () AS number, h.turn FROM ("
-                                                                           "            SELECT turn, is_due FROM after UNION ALL SELECT turn, is_due FROM before) h WHERE h.is_due) w"
-                                                                           "        CROSS JOIN LATERAL (" DUE_ROWS
-                                                                           " ORDER BY @due_at LIMIT $6 FOR UPDATE SKIP LOCKED) d"
-                                                                           "    LIMIT $2),"
-                                                                           " cut AS MATERIALIZED ("
-                                                                           "    SELECT number, turn, max(at) AS until FROM first WHERE (SELECT count(*) FROM first) < $2"
-                                                                           "    GROUP BY number, turn HAVING count(*) = $6),"
-                                                                           " rest AS MATERIALIZED ("
-                                                                           "    SELECT w.number, w.turn, d.* FROM cut w CROSS JOIN LATERAL (" DUE_ROWS
-                                                                           " AND @due_at >= w.until AND e.ctid <> ALL (ARRAY(SELECT tid FROM first))"
-                                                                           "        ORDER BY @due_at"
-                                                                           "        LIMIT ceil(($2 - (SELECT count(*) FROM first))::float8 / (SELECT count(*) FROM cut)) FOR UPDATE SKIP LOCKED) d"
-                                                                           "    LIMIT $2 - (SELECT count(*) FROM first)),"
-                                                                           " line AS MATERIALIZED ("
-                                                                           "    SELECT p.*, row_number() OVER line AS line, first_value(p.suspect) OVER line AS is_alone"
-                                                                           "    FROM (SELECT t.*, row_number() OVER (PARTITION BY t.number ORDER BY t.at, t.tid) AS place"
-                                                                           "          FROM (SELECT * FROM first UNION ALL SELECT * FROM rest) t) p"
-                                                                           "    WINDOW line AS (ORDER BY p.place, p.number)),"
-                                                                           " run AS MATERIALIZED (SELECT tid, line FROM line WHERE line = 1 OR NOT (suspect OR is_alone)),"
-                                                                           " claimed AS ("
-                                                                           "    UPDATE @table e SET " SET_CLAIMED
-                                                                           " FROM run WHERE e.ctid = run.tid"
-                                                                           "    RETURNING run.line::text AS line, " CLAIMED
-                                                                           "),"
-                                                                           " last AS ("
-                                                                           "    SELECT CASE WHEN (SELECT count(*) FROM first) = $2 THEN 0"
-                                                                           "                WHEN 10 * $1 IN ((SELECT count(*) FROM after), (SELECT count(*) FROM before)) THEN $1"
-                                                                           "                ELSE 0 END::text,"
-                                                                           "           CASE WHEN (SELECT count(*) FROM first) = $2 THEN (SELECT turn FROM first ORDER BY number DESC LIMIT 1)"
-                                                                           "                WHEN (SELECT count(*) FROM after) = 10 * $1"
-                                                                           "                THEN (SELECT turn FROM after ORDER BY step DESC LIMIT 1)"
-                                                                           "                WHEN (SELECT count(*) FROM before) < 10 * $1 THEN (SELECT turn FROM line WHERE line = 1) END)"
-                                                                           " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY c.line::bigint";
+static const char turns_template[] =
+    "WITH RECURSIVE " AFTER ", " BEFORE ","
+    " first AS MATERIALIZED ("
+    "    SELECT w.*, d.* FROM (SELECT row_number() OVER () AS number, h.turn FROM ("
+    "            SELECT turn, is_due FROM after UNION ALL SELECT turn, is_due FROM before) h WHERE h.is_due) w"
+    "        CROSS JOIN LATERAL (" DUE_ROWS " ORDER BY @due_at LIMIT $6 FOR UPDATE SKIP LOCKED) d"
+    "    LIMIT $2),"
+    " cut AS MATERIALIZED ("
+    "    SELECT number, turn, max(at) AS until FROM first WHERE (SELECT count(*) FROM first) < $2"
+    "    GROUP BY number, turn HAVING count(*) = $6),"
+    " rest AS MATERIALIZED ("
+    "    SELECT w.number, w.turn, d.* FROM cut w CROSS JOIN LATERAL (" DUE_ROWS
+    " AND @due_at >= w.until AND e.ctid <> ALL (ARRAY(SELECT tid FROM first))"
+    "        ORDER BY @due_at"
+    "        LIMIT ceil(($2 - (SELECT count(*) FROM first))::float8 / (SELECT count(*) FROM cut)) FOR UPDATE SKIP LOCKED) d"
+    "    LIMIT $2 - (SELECT count(*) FROM first)),"
+    " line AS MATERIALIZED ("
+    "    SELECT p.*, row_number() OVER line AS line, first_value(p.suspect) OVER line AS is_alone"
+    "    FROM (SELECT t.*, row_number() OVER (PARTITION BY t.number ORDER BY t.at, t.tid) AS place"
+    "          FROM (SELECT * FROM first UNION ALL SELECT * FROM rest) t) p"
+    "    WINDOW line AS (ORDER BY p.place, p.number)),"
+    " run AS MATERIALIZED (SELECT tid, line FROM line WHERE line = 1 OR NOT (suspect OR is_alone)),"
+    " claimed AS ("
+    "    UPDATE @table e SET " SET_CLAIMED " FROM run WHERE e.ctid = run.tid"
+    "    RETURNING run.line::text AS line, " CLAIMED "),"
+    " last AS ("
+    "    SELECT CASE WHEN (SELECT count(*) FROM first) = $2 THEN 0"
+    "                WHEN 10 * $1 IN ((SELECT count(*) FROM after), (SELECT count(*) FROM before)) THEN $1"
+    "                ELSE 0 END::text,"
+    "           CASE WHEN (SELECT count(*) FROM first) = $2 THEN (SELECT turn FROM first ORDER BY number DESC LIMIT 1)"
+    "                WHEN (SELECT count(*) FROM after) = 10 * $1"
+    "                THEN (SELECT turn FROM after ORDER BY step DESC LIMIT 1)"
+    "                WHEN (SELECT count(*) FROM before) < 10 * $1 THEN (SELECT turn FROM line WHERE line = 1) END)"
+    " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY c.line::bigint";
 
 /* $1 claim id; $2 … $5 arrays: id, result, pause in ms, reason. */
 static const char settle_template[] =
