@@ -8,6 +8,7 @@
 #include "app/commands.h"
 #include "app/options.h"
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "kernel/books.h"
@@ -22,6 +23,7 @@ struct books_run {
     uint64_t wrong_count, failed_count;
     struct buf culprits; /* lines, printed after the table */
     unsigned shown;      /* of the current database */
+    bool is_json;
 };
 
 static struct books_run *run_of(struct books *books)
@@ -29,21 +31,85 @@ static struct books_run *run_of(struct books *books)
     return CONTAINER_OF(books, struct books_run, books);
 }
 
+struct member {
+    const char *name;
+    int64_t number;
+};
+
+static void print_json(const char *database, const char *kind, const struct member *numbers, struct str id,
+                       const char *why)
+{
+    struct buf text = {0};
+    buf_put_char(&text, '{');
+    json_put_member_str(&text, "database", str_from(database));
+    json_put_member_str(&text, "kind", str_from(kind));
+    for (; numbers && numbers->name; numbers++)
+        json_put_member_i64(&text, numbers->name, numbers->number);
+    if (why) {
+        json_put_member_str(&text, "wrong", id);
+        json_put_member_str(&text, "why", str_from(why));
+    }
+    printf("%.*s}\n", STR_ARG(buf_str(&text)));
+    buf_deinit(&text);
+}
+
 static void print_line(struct books *books, const struct books_line *line)
 {
     struct books_run *run = run_of(books);
     int64_t carried = line->accepted - line->decided - line->lost - line->doubled;
     run->wrong_count += (uint64_t)(line->lost + line->doubled);
-    printf("%-12s %-34s %10lld %10lld %10lld %8lld %8lld\n", books->target->name, line->kind,
-           (long long)line->accepted, (long long)line->decided, (long long)carried, (long long)line->lost,
-           (long long)line->doubled);
+    if (run->is_json)
+        print_json(books->target->name, line->kind,
+                   (struct member[]){{"accepted", line->accepted},
+                                     {"decided", line->decided},
+                                     {"carried", carried},
+                                     {"lost", line->lost},
+                                     {"doubled", line->doubled},
+                                     {NULL, 0}},
+                   STR_NONE, NULL);
+    else
+        printf("%-12s %-37s %10lld %10lld %10lld %8lld %8lld\n", books->target->name, line->kind,
+               (long long)line->accepted, (long long)line->decided, (long long)carried, (long long)line->lost,
+               (long long)line->doubled);
 }
 
 static void note_culprit(struct books *books, const char *kind, struct str id, const char *why)
 {
     struct books_run *run = run_of(books);
-    if (run->shown++ < CULPRITS_SHOWN_MAX)
+    if (run->is_json)
+        print_json(books->target->name, kind, NULL, id, why); /* all of them */
+    else if (run->shown++ < CULPRITS_SHOWN_MAX)
         buf_printf(&run->culprits, "WRONG %s %s %.*s: %s\n", books->target->name, kind, STR_ARG(id), why);
+}
+
+struct followers {
+    struct books_run *run;
+    struct db_conn *conn;
+    struct error *error;
+    enum status status;
+};
+
+static void read_topic(const struct kernel_topic *topic, void *arg)
+{
+    struct followers *followers = arg;
+    if (followers->status == STATUS_OK)
+        followers->status = kernel_books_count_followers(&followers->run->books, followers->conn,
+                                                         topic->topic.name, followers->error);
+}
+
+/* On NATS the consumers' positions alone do not show what they missed. */
+static enum status read_followers(struct books_run *run, const struct module *module, struct db_conn *conn,
+                                  struct error *error)
+{
+    const struct kernel_bus_settings *bus = config_section(run->books.config, "bus");
+    struct followers followers = {.run = run, .conn = conn, .error = error, .status = STATUS_OK};
+    if (bus->events == KERNEL_NATS)
+        return STATUS_OK;
+    if (module->topic)
+        read_topic(module->topic, &followers);
+    if (module->each_topic)
+        module->each_topic(config_section(run->books.config, module->section->name), read_topic, &followers);
+    return followers.status;
 }
 
 static enum status read_module(struct books_run *run, const struct module *module, struct db_conn *conn,
@@ -53,6 +119,8 @@ static enum status read_module(struct books_run *run, const struct module *modul
     for (const struct outbox_table *const *at = module->outboxes; at && *at && status == STATUS_OK; at++)
         status = kernel_books_count_rows(&run->books, conn, *at,
                                          "its lease ends in hours: `freshet outbox unlock` frees it", error);
+    if (status == STATUS_OK && module->outboxes && module->keeps_store)
+        status = read_followers(run, module, conn, error);
     if (status == STATUS_OK && module->books)
         status = module->books(&run->books, conn, error);
     return status;
@@ -94,9 +162,10 @@ static void read_database(const struct db_target *target, void *arg)
     db_pool_destroy(pool);
 }
 
-int app_books(const char *config_path, int64_t patience_ms)
+int app_books(const char *config_path, int64_t patience_ms, bool is_json)
 {
     struct books_run run = {
+        .is_json = is_json,
         .books = {.patience_ms = patience_ms, .on_line = print_line, .on_culprit = note_culprit}};
     struct db_target store;
     log_set_level(LOG_LEVEL_ERROR); /* failures are lines of the result */
@@ -104,8 +173,9 @@ int app_books(const char *config_path, int64_t patience_ms)
     if (!run.books.config)
         return 1;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    printf("%-12s %-34s %10s %10s %10s %8s %8s\n", "database", "kind", "accepted", "decided", "carried",
-           "lost", "doubled");
+    if (!is_json)
+        printf("%-12s %-37s %10s %10s %10s %8s %8s\n", "database", "kind", "accepted", "decided", "carried",
+               "lost", "doubled");
     for (const struct module *const *at = app_modules; *at; at++)
         if ((*at)->each_database) {
             run.module = *at;

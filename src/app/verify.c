@@ -453,7 +453,7 @@ int app_verify(int argc, char **argv)
     struct option_list urls = {0};
     struct option_words words;
     struct verify verify = {.patience_ms = 3000};
-    bool books = false;
+    bool books = false, is_json = false;
     const struct option_row rows[] = {
         APP_CONFIG_ROW(config),
         {"--url", "URL", CLIENT_URL_HELP "; may be given several times", .list = &urls},
@@ -464,6 +464,7 @@ int app_verify(int argc, char **argv)
         {"--show-keys", NULL, "list keys that differ, up to 20 a pair", .flag = &verify.show_keys},
         {"--books", NULL, "check that everything accepted is decided or carried; needs no pod",
          .flag = &books},
+        {"--json", NULL, "with --books: one JSON object a line", .flag = &is_json},
         {.name = NULL},
     };
     int outcome = options_read_words(
@@ -477,10 +478,10 @@ int app_verify(int argc, char **argv)
         rows, &words);
     if (outcome != OPTIONS_RUN)
         return outcome;
-    if (books && (words.count || urls.count || token || verify.show_keys))
-        return app_misuse("verify", "--books takes no other option than --config and --patience");
+    if (books ? words.count || urls.count || token || verify.show_keys : is_json)
+        return app_misuse("verify", "--books takes --config, --patience and --json, which needs it");
     if (books)
-        return app_books(config, verify.patience_ms);
+        return app_books(config, verify.patience_ms, is_json);
     if (!check_words(&verify, &words) || !client_token_given("verify", token, &verify.token))
         return OPTIONS_WRONG;
     struct buf url_buffer = {0};

@@ -163,6 +163,8 @@ struct hydration_owner {
      * NULL: the module calls hydration_publish_change() itself. `read` returns the entity that a message is about; false: none. */
     const char *topic;
     bool (*read)(const struct bus_message *message, struct arena *arena, struct hydration_ref *ref);
+    void (*on_gap)(void *context, unsigned partition,
+                   int64_t offset); /* messages from there on were lost; may block */
 };
 /* In a module's start(). The row is copied, its texts are borrowed. */
 void hydration_provide(struct hydration *hydration, const struct hydration_owner *owner);

@@ -380,6 +380,14 @@ static bool wakes_follower(void *context, const struct bus_message *message)
     return atomic_load_explicit(&slot->asked_until_ns, memory_order_relaxed) > clock_mono_ns();
 }
 
+static void on_gap(void *context, unsigned partition, int64_t offset, int64_t next)
+{
+    const struct hydration_owner_slot *slot = context;
+    (void)next;
+    if (slot->row.on_gap)
+        slot->row.on_gap(slot->row.context, partition, offset);
+}
+
 /* From now on: every copy was looked up after this group began, so that it has all earlier changes. */
 enum status hydration_owner_follow(struct hydration_owner_slot *slot, struct bus *events, struct error *error)
 {
@@ -399,6 +407,7 @@ enum status hydration_owner_follow(struct hydration_owner_slot *slot, struct bus
             .parallel = 1,
             .context = slot,
             .handler = on_followed,
+            .on_gap = on_gap,
         },
         error);
 }

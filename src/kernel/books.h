@@ -31,4 +31,14 @@ enum status kernel_books_count_rows(struct books *books, struct db_conn *conn,
                                     const struct outbox_table *table, const char *remedy,
                                     struct error *error) MUST_CHECK;
 
+struct kernel_audit;
+/* A line for events that must have arrived: those created in the last keep_ms, and those of them that did not. */
+enum status kernel_books_count_lost(struct books *books, struct db_conn *conn,
+                                    const struct kernel_audit *audit, int64_t keep_ms, const char *why,
+                                    struct error *error) MUST_CHECK;
+/* On the embedded bus: a line for each owner that follows the events of a topic (hydration), "TOPIC:GROUP". Offsets have no holes: a
+ * message between a group's position and the end that is not there is lost. */
+enum status kernel_books_count_followers(struct books *books, struct db_conn *conn, const char *topic,
+                                         struct error *error) MUST_CHECK;
+
 #endif

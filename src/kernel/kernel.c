@@ -13,6 +13,7 @@
 #include "base/memory.h"
 #include "fetch/fetch.h"
 #include "idempotency/idempotency.h"
+#include "kernel/audit.h"
 #include "kernel/kernel_inside.h"
 
 enum { VERIFIER_THREADS = 2 };
@@ -107,6 +108,7 @@ static sigset_t handled_signals(void)
 
 static enum status start_modules(struct kernel *kernel, struct error *error)
 {
+    metrics_register(&kernel_audit_family);
     for (const struct module *const *at = kernel->options.modules; *at; at++) {
         const struct module *module = *at;
         struct kernel_module *entry = &kernel->modules[kernel->module_count++];

@@ -6,7 +6,8 @@
 #include "auth/digest.h"
 #include "base/memory.h"
 #include "fetch/fetch.h"
-#include "kernel/store.h"
+#include "kernel/audit.h"
+#include "kernel/books.h"
 #include "modules/chat/rooms.h"
 
 enum { PARTITIONS = 4, BODY_BYTES_MAX = 1024 * 1024, POST_MS = 28000 };
@@ -135,6 +136,17 @@ static const char log_cleanup_sql[] =
     "    select e.ctid from chat.event_log e where e.created_at < now() - $1 * interval '1 ms'"
     "    order by e.created_at limit $2 for update skip locked))";
 
+/* The publisher writes an event to the log before it is published. */
+static const struct kernel_audit log_audit = {
+    .kind = "chat.events",
+    .table = &chat_outbox_table,
+    .lost_sql = DB_STATEMENT(
+        "select e.id::text from chat.event_outbox e"
+        " where e.status = 'published' and e.last_error is null and e.published_at >= now() - $1 * interval '1 ms'"
+        "   and e.created_at >= now() - $2 * interval '1 ms'"
+        "   and not exists (select from chat.event_log l where l.event_id = e.id)"
+        " order by e.published_at limit 10000")};
+
 /* Relaxed: a crash that loses messages loses their results in the outbox too, so they are published again. */
 static const struct kernel_topic chat_topic = {
     .topic = {.name = CHAT_TOPIC, .partitions = PARTITIONS, .relaxed = true}};
@@ -217,8 +229,16 @@ static enum status chat_start(struct kernel *kernel, const void *section, void *
                                                   .sql = log_cleanup_sql,
                                                   .keep_ms = chat->settings->retention.keep_ms,
                                                   .interval_ms = chat->settings->retention.interval_ms});
+    kernel_audit_add(kernel, &log_audit, chat->settings->retention.keep_ms);
     *state = chat;
     return STATUS_OK;
+}
+
+static enum status chat_books(struct books *books, struct db_conn *conn, struct error *error)
+{
+    const struct chat_settings *settings = config_section(books->config, "chat");
+    return kernel_books_count_lost(books, conn, &log_audit, settings->retention.keep_ms,
+                                   "was published, and is not in chat.event_log", error);
 }
 
 static void chat_stop(void *state)
@@ -254,4 +274,5 @@ const struct module chat_module = {
     .topic = &chat_topic,
     .subscribe = chat_publisher_subscribe,
     .outboxes = (const struct outbox_table *const[]){&chat_outbox_table, NULL},
+    .books = chat_books,
 };

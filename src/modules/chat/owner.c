@@ -5,6 +5,7 @@
  * and when another agent takes over, not with every message; its version is the session's last sequence. */
 #include "bus/bus.h"
 #include "hydration/hydration.h"
+#include "kernel/audit.h"
 #include "modules/chat/chat.h"
 #include "outbox/outbox.h"
 
@@ -69,6 +70,12 @@ static bool read_session_event(const struct bus_message *message, struct arena *
     return is_first || str_eq(type, STR("agent_switched"));
 }
 
+static void on_event_gap(void *context, unsigned partition, int64_t offset)
+{
+    const struct chat *chat = context;
+    kernel_audit_gap(chat->kernel, &chat_outbox_table, CHAT_TOPIC, partition, offset);
+}
+
 void chat_owner_provide(struct chat *chat)
 {
     hydration_provide(kernel_hydration(chat->kernel), &(struct hydration_owner){.entity_type = "chat_session",
@@ -76,5 +83,6 @@ void chat_owner_provide(struct chat *chat)
                                                                                 .look = look_up_session,
                                                                                 .context = chat,
                                                                                 .topic = CHAT_TOPIC,
-                                                                                .read = read_session_event});
+                                                                                .read = read_session_event,
+                                                                                .on_gap = on_event_gap});
 }

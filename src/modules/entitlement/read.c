@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/hex.h"
 #include "bus/bus.h"
+#include "kernel/audit.h"
 #include "kernel/page.h"
 #include "modules/entitlement/entitlement.h"
 #include "outbox/outbox.h"
@@ -106,6 +107,12 @@ static bool read_entitlement_event(const struct bus_message *message, struct are
     return has_id;
 }
 
+static void on_event_gap(void *context, unsigned partition, int64_t offset)
+{
+    const struct entitlement *entitlement = context;
+    kernel_audit_gap(entitlement->kernel, &entitlement_outbox_table, ENTITLEMENT_TOPIC, partition, offset);
+}
+
 void entitlement_owner_provide(struct entitlement *entitlement)
 {
     hydration_provide(kernel_hydration(entitlement->kernel),
@@ -114,5 +121,6 @@ void entitlement_owner_provide(struct entitlement *entitlement)
                                                 .look = look_up_entitlement,
                                                 .context = entitlement,
                                                 .topic = ENTITLEMENT_TOPIC,
-                                                .read = read_entitlement_event});
+                                                .read = read_entitlement_event,
+                                                .on_gap = on_event_gap});
 }

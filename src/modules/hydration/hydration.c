@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "hydration/event.h"
 #include "hydration/hydration.h"
+#include "kernel/books.h"
 #include "kernel/store.h"
 
 enum {
@@ -303,6 +304,35 @@ static enum status start_hydration(struct kernel *kernel, const void *section, v
     return STATUS_OK;
 }
 
+/* ---- books ---- */
+
+/* A lookup is decided when its owner has answered, or when its window is over and its callers had their time-out. Until then the window
+ * carries it: a question that was lost is asked again by the next caller after it. It never ends if the clock was set back. */
+static const struct db_statement flights_sql = DB_STATEMENT(
+    "select count(*), count(*) filter (where answered or window_until <= now()),"
+    "       count(*) filter (where not answered and window_until > now() + interval '1 hour'),"
+    "       coalesce((array_agg(concat_ws('/', tenant_id, entity_type, entity_id))"
+    "                 filter (where not answered and window_until > now() + interval '1 hour'))[1], '')"
+    " from hydration.flights");
+
+static enum status hydration_books(struct books *books, struct db_conn *conn, struct error *error)
+{
+    struct db_result *rows = NULL;
+    enum status status = db_query(conn, &flights_sql, DB_NO_PARAMS, books->deadline_ns, &rows, error);
+    if (status == STATUS_OK) {
+        struct books_line line = {.kind = "hydration.flights",
+                                  .accepted = db_result_i64(rows, 0, 0),
+                                  .decided = db_result_i64(rows, 0, 1),
+                                  .lost = db_result_i64(rows, 0, 2)};
+        if (line.lost)
+            books->on_culprit(books, line.kind, db_result_str(rows, 0, 3),
+                              "its window ends in hours: delete its row");
+        books->on_line(books, &line);
+    }
+    db_result_free(rows);
+    return status;
+}
+
 const struct module hydration_module = {
     .name = "hydration",
     .roles = (const char *const[]){"hydration", NULL},
@@ -315,4 +345,5 @@ const struct module hydration_module = {
     .reads_events = true,
     .keeps_store = true,
     .each_topic = each_hydration_topic,
+    .books = hydration_books,
 };

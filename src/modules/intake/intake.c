@@ -15,7 +15,7 @@
 #include "bus/bus.h"
 #include "hydration/hydration.h"
 #include "idempotency/idempotency.h"
-#include "kernel/store.h"
+#include "kernel/audit.h"
 #include "outbox/outbox.h"
 
 #define INTAKE_EVENTS "intake.events"
@@ -274,6 +274,12 @@ static bool read_item_event(const struct bus_message *message, struct arena *are
                              &ref->entity_id);
 }
 
+static void on_event_gap(void *context, unsigned partition, int64_t offset)
+{
+    const struct intake *intake = context;
+    kernel_audit_gap(intake->kernel, &intake_outbox_table, INTAKE_EVENTS, partition, offset);
+}
+
 static const struct http_route intake_routes[] = {
     {HTTP_POST, "/api/v1/items", post_item, HTTP_WORKER, .idempotency = HTTP_KEY_REJECT,
      .errors = HTTP_ERRORS_DETAIL, .body_bytes_max = BODY_BYTES_MAX},
@@ -300,7 +306,8 @@ static enum status start_intake(struct kernel *kernel, const void *section, void
                                                                           .look = look_up_item,
                                                                           .context = intake,
                                                                           .topic = INTAKE_EVENTS,
-                                                                          .read = read_item_event});
+                                                                          .read = read_item_event,
+                                                                          .on_gap = on_event_gap});
     *state = intake;
     return STATUS_OK;
 }

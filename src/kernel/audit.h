@@ -1,0 +1,26 @@
+/* Auditors of published events (OPERATIONS.md): an event that did not arrive is published again from its outbox. Receivers recognise an
+ * event that they have, so one too many has no effect. */
+#ifndef FRESHET_KERNEL_AUDIT_H
+#define FRESHET_KERNEL_AUDIT_H
+
+#include "kernel/store.h"
+
+/* Events that must have arrived in a table of the store: a row for each of a module. */
+struct kernel_audit {
+    const char *kind; /* in the books */
+    const struct outbox_table *table;
+    /* $1, $2 milliseconds. The ids of events, as text, that were published in the last $1, created in the last $2 (of older ones nothing
+     * is known: retention) and did not arrive. */
+    struct db_statement lost_sql;
+};
+/* In start(). The row is static. Looks at all events once, then every minute at those that were published lately. */
+void kernel_audit_add(struct kernel *kernel, const struct kernel_audit *audit, int64_t keep_ms);
+
+/* On a worker, when the bus has told a reader of a gap: the events that were published after the last message before `offset` and are not
+ * on the bus are published again. On NATS the bus recognises those that it has. */
+void kernel_audit_gap(struct kernel *kernel, const struct outbox_table *table, const char *topic,
+                      unsigned partition, int64_t offset);
+
+extern struct metric_family kernel_audit_family;
+
+#endif
