@@ -9,7 +9,7 @@ build_dir() { # FLAVOUR
 
 build_options() { # FLAVOUR
     case $1 in
-    release) echo -Dbuildtype=debugoptimized ;;
+    release) echo -Dbuildtype=debugoptimized -Doptimization=3 -Db_lto=true ;;
     debug) echo -Doptimization=1 -Ddebug=true -Db_sanitize=address,undefined -Dtests=true -Dfailpoints=true ;;
     tsan) echo -Doptimization=1 -Ddebug=true -Db_sanitize=thread -Dtests=true -Dfailpoints=true ;;
     fuzz) echo -Doptimization=1 -Ddebug=true -Db_sanitize=address,undefined -Db_lundef=false -Dfuzz=true ;;
@@ -19,7 +19,7 @@ build_options() { # FLAVOUR
 
 # Sets up FLAVOUR when it is new or an option has to change. EXTRA are sticky -D options.
 build_configure() { # FLAVOUR [EXTRA…]
-    local flavour=$1 dir options extra known mode=()
+    local flavour=$1 dir options extra known
     shift
     dir=$(build_dir "$flavour")
     options=$(build_options "$flavour")
@@ -35,12 +35,12 @@ build_configure() { # FLAVOUR [EXTRA…]
     if [ -e "$dir/build.ninja" ] && [ "$known" = "$options" ]; then
         return
     fi
-    [ -e "$dir/build.ninja" ] && mode=(--reconfigure)
-    mkdir -p "$dir"
-    local compiler=gcc
+    local compiler=gcc command=(setup "$dir" "$ROOT")
+    [ -e "$dir/build.ninja" ] && command=(configure "$dir") # a setup again would not take options of the linker
     [ "$flavour" = fuzz ] && compiler=clang
+    mkdir -p "$dir"
     # shellcheck disable=SC2086 # options are words
-    if ! CC=$compiler meson setup "${mode[@]}" $options "$dir" "$ROOT" >"$dir.log" 2>&1; then
+    if ! CC=$compiler meson "${command[@]}" $options >"$dir.log" 2>&1; then
         cat "$dir.log" >&2
         die "meson could not set up the $flavour build"
     fi
