@@ -144,7 +144,7 @@ enum status refdata_provider_load(const struct refdata_dictionary *dictionary, s
             (const struct str[REFDATA_PARAMETERS]){[REFDATA_TENANT_ID] = tenant, [REFDATA_KEYS] = keys},
             params);
     }
-    if (!is_builtin || !is_lookup)
+    if (keys.ptr && !is_builtin)
         status = refdata_provider_plan_freely(conn, deadline_ns, error);
     if (status != STATUS_OK)
         return status;

@@ -39,7 +39,7 @@ enum status refdata_provider_check_field(const struct refdata_dictionary *dictio
                                          enum refdata_field field, struct db_conn *conn, int64_t deadline_ns,
                                          struct error *error) MUST_CHECK;
 /* Puts the tenant's items into the builder: with `keys` (a text[]) those of them that are there, and perhaps others; without
- * (ptr NULL) all. */
+ * (ptr NULL) all; the caller has then let the server plan freely (DB_PLAN_FREELY_SQL). */
 enum status refdata_provider_load(const struct refdata_dictionary *dictionary, struct str tenant,
                                   struct str keys, struct db_conn *conn, int64_t deadline_ns,
                                   struct cache_builder *builder, struct error *error) MUST_CHECK;

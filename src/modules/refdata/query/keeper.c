@@ -152,7 +152,7 @@ void refdata_keeper_preload_pair(struct refdata *refdata, struct str tenant,
         return;
     holding->preload = true;
     if (!cache_slot_read(&holding->slot))
-        refdata_schedule_want(holding, refdata_schedule_jitter_ms(refdata));
+        refdata_schedule_want(holding, clock_deadline_ms(refdata_schedule_jitter_ms(refdata)));
 }
 
 /* A first read. */

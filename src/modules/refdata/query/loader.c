@@ -1,8 +1,8 @@
 /* One load on a worker: a whole dictionary of one tenant, or what changed in it. Data and version are read in one
  * REPEATABLE READ transaction, so that data is never labelled with a version it is not (R13).
  *
- *     BEGIN, version, changes since the base      one round trip
- *     the changed keys, or everything             another
+ *     BEGIN, version, changes since the base or the settings of a load of everything      one round trip
+ *     the changed keys, or everything                                                     another
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -32,6 +32,10 @@ static const struct db_statement meta_sql = DB_STATEMENT(
     "           and o.dict_code = m.dict_code and o.version = $3)"
     "  from refdata.dictionary_meta m where m.tenant_id = $1 and m.dict_code = $2");
 enum { VERSION, COMMITTED_AT, EVENT, HELD_EVENT };
+
+/* Before everything is loaded: the pool's own limit is for small statements, and its plans are for our own. */
+static const struct db_statement widen_sql =
+    DB_STATEMENT(DB_PLAN_FREELY_SQL ", set_config('statement_timeout', $1::text, true)");
 
 struct uuid refdata_loader_event(const struct db_result *result, size_t row, unsigned column)
 {
@@ -89,6 +93,8 @@ static enum status open_transaction(const struct refdata_load *load, int64_t dea
         db_pipeline_add(*conn, &meta_sql, params);
         if (load->is_delta)
             refdata_delta_ask(load, *conn);
+        else
+            db_pipeline_add(*conn, &widen_sql, DB_PARAMS(db_i64(load->timeout_ms)));
         status =
             db_pipeline_end(*conn, deadline_ns, results, load->is_delta ? QUESTIONS : CHANGES, NULL, error);
         is_last = status != STATUS_DB_RETRY || attempt == ATTEMPTS;
@@ -121,8 +127,10 @@ static enum status load_all(const struct refdata_load *load, struct db_conn *con
                             const struct refdata_committed *committed, int64_t deadline_ns,
                             struct refdata_loaded *loaded)
 {
-    /* The pool's own limit is for small statements. */
-    enum status status = db_transaction_timeout(conn, load->timeout_ms, deadline_ns, &loaded->error);
+    enum status status = STATUS_OK;
+    if (load->is_delta) /* which turned out to be impossible */
+        status = db_exec(conn, &widen_sql, DB_PARAMS(db_i64(load->timeout_ms)), deadline_ns, NULL,
+                         &loaded->error);
     if (status != STATUS_OK)
         return status;
     struct cache_builder *builder = cache_builder_create(NULL, load->memory_max);

@@ -140,8 +140,8 @@ bool refdata_primary_ask(struct refdata *refdata, struct refdata_dictionary *dic
                          void *context);
 
 /* ---- schedule.c: when to load ---- */
-/* A load is wanted after `delay_ms`; coalesces with one that is waiting, runs once more after one under way. */
-void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms);
+/* A load is wanted at `due_ns`, which may have passed; coalesces with one that is waiting, runs once more after one under way. */
+void refdata_schedule_want(struct refdata_holding *holding, int64_t due_ns);
 /* The pair is known to be committed in this version: a load, unless one under way brings it. Not before the debounce
  * window of full loads and the backoff of failed ones are over. */
 void refdata_schedule_behind(struct refdata_holding *holding, int64_t version, int64_t delay_ms);

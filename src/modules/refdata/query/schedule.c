@@ -78,7 +78,7 @@ static void on_timer(struct loop_timer *timer)
     enqueue(CONTAINER_OF(timer, struct refdata_holding, timer));
 }
 
-void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms)
+void refdata_schedule_want(struct refdata_holding *holding, int64_t due_ns)
 {
     if (refdata_holding_is_loading(holding)) {
         if (holding->state == HOLDING_LOADING)
@@ -86,18 +86,18 @@ void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms)
     } else if (atomic_load(&holding->dictionary->state) != REFDATA_READY) {
         if (holding->state == HOLDING_IDLE) /* loaded when the check is done: refdata_schedule_checked() */
             refdata_holding_move(holding, HOLDING_WANTED);
-    } else if (delay_ms <= 0) {
+    } else if (due_ns <= clock_mono_ns()) {
         if (holding->state != HOLDING_QUEUED || has_waiters(holding)) /* then before those without */
             enqueue(holding);
     } else if (holding->state == HOLDING_IDLE || holding->state == HOLDING_WANTED) {
         refdata_holding_move(holding, HOLDING_DELAYED);
-        loop_timer_start(holding->refdata->home, &holding->timer, clock_deadline_ms(delay_ms), on_timer);
+        loop_timer_start(holding->refdata->home, &holding->timer, due_ns, on_timer);
     }
 }
 
 /* The debounce is leading edge (R13): the first change loads at once, those within the window since that load began
  * share the one at its end. */
-static int64_t pause_ms(const struct refdata_holding *holding)
+static int64_t next_due_ns(const struct refdata_holding *holding)
 {
     int64_t window_ms =
         may_be_delta(holding) ? DELTA_WINDOW_MS : atomic_load(&holding->refdata->catalog)->cache.debounce_ms;
@@ -105,15 +105,13 @@ static int64_t pause_ms(const struct refdata_holding *holding)
     int64_t due_ns = holding->retry_at_ns;
     if (has_waiters(holding))
         return 0;
-    if (holding->began_ns && due_ns < debounced_ns)
-        due_ns = debounced_ns;
-    return clock_ms_left(due_ns);
+    return holding->began_ns && due_ns < debounced_ns ? debounced_ns : due_ns;
 }
 
 void refdata_schedule_compare(struct refdata_holding *holding, int64_t delay_ms)
 {
-    int64_t pause = pause_ms(holding);
-    refdata_schedule_want(holding, pause > delay_ms ? pause : delay_ms);
+    int64_t due_ns = next_due_ns(holding), delayed_ns = clock_deadline_ms(delay_ms);
+    refdata_schedule_want(holding, due_ns > delayed_ns ? due_ns : delayed_ns);
 }
 
 static void note_wanted(struct refdata_holding *holding, int64_t version)
@@ -182,7 +180,7 @@ static void load_failed(struct refdata_holding *holding, const struct refdata_lo
         refdata_asks_refuse(&holding->waiting, STATUS_DICTIONARY_UNAVAILABLE,
                             "the dictionary cannot be loaded now");
     if (holding->preload || has_data)
-        refdata_schedule_want(holding, delay_ms);
+        refdata_schedule_want(holding, holding->retry_at_ns);
 }
 
 /* A new version goes live. */
@@ -261,7 +259,7 @@ void refdata_schedule_loaded(struct refdata_holding *holding, const struct refda
         refdata_barrier_loaded(holding, version);
         refdata_keeper_trim(refdata, holding);
         if (again || holding->wanted_version > version)
-            refdata_schedule_want(holding, pause_ms(holding));
+            refdata_schedule_want(holding, next_due_ns(holding));
     }
     refdata_keeper_unref(holding);
     run_queues(refdata);
@@ -282,7 +280,8 @@ void refdata_schedule_checked(struct refdata *refdata, struct refdata_dictionary
                 refdata_holding_move(holding, HOLDING_WANTED);
         } else if (holding->state == HOLDING_WANTED ||
                    holding->state == HOLDING_DELAYED) { /* at a start: of many pods at once, perhaps */
-            refdata_schedule_want(holding, has_waiters(holding) ? 0 : refdata_schedule_jitter_ms(refdata));
+            int64_t jitter_ms = has_waiters(holding) ? 0 : refdata_schedule_jitter_ms(refdata);
+            refdata_schedule_want(holding, clock_deadline_ms(jitter_ms));
         }
     }
     refdata_keeper_update_health(refdata);

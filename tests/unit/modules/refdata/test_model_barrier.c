@@ -71,10 +71,10 @@ bool __wrap_refdata_primary_ask(struct refdata *own, struct refdata_dictionary *
     return true;
 }
 
-void __wrap_refdata_schedule_want(struct refdata_holding *own, int64_t delay_ms);
-void __wrap_refdata_schedule_want(struct refdata_holding *own, int64_t delay_ms)
+void __wrap_refdata_schedule_want(struct refdata_holding *own, int64_t due_ns);
+void __wrap_refdata_schedule_want(struct refdata_holding *own, int64_t due_ns)
 {
-    (void)own, (void)delay_ms;
+    (void)own, (void)due_ns;
 }
 
 void __wrap_refdata_schedule_urge(struct refdata_holding *own, int64_t version);
