@@ -53,11 +53,6 @@ struct chat_room {
     unsigned holds;    /* requests that are about to follow */
     int64_t position;  /* delivered up to this sequence; -1 while OPENING */
     int64_t announced; /* the newest sequence announced since the log was last read */
-    /* READING: */
-    int64_t read_after, wanted; /* the position when it began, the sequence that the log is read for */
-    struct worker_job job;
-    struct chat_page page;
-    struct error error;
 
     struct channel channels[CHAT_FORMATS];
     struct chat_key key;
@@ -136,14 +131,22 @@ static void room_publish(struct chat_room *room, int64_t sequence, struct str li
     room->position = sequence;
 }
 
+/* A read of a room's log. Apart, since most rooms wait for events and read nothing. */
+struct room_read {
+    struct worker_job job;
+    struct chat_room *room; /* referenced */
+    int64_t after, wanted;  /* the position when it began, the sequence that the log is read for */
+    struct chat_page page;
+    struct error error;
+};
+
 static void on_room_read(struct worker_job *job);
 
 static void run_room_read(struct worker_job *job)
 {
-    struct chat_room *room = CONTAINER_OF(job, struct chat_room, job);
-    room->error = (struct error){0};
-    room->error.status =
-        chat_page_read(room->rooms->chat, &room->key, room->read_after, &room->page, &room->error);
+    struct room_read *read = CONTAINER_OF(job, struct room_read, job);
+    read->error.status = chat_page_read(read->room->rooms->chat, &read->room->key, read->after, &read->page,
+                                        &read->error);
 }
 
 /* A live room reads the log when a later sequence than its position was announced. */
@@ -151,38 +154,45 @@ static void room_catch_up(struct chat_room *room)
 {
     if (room->state != ROOM_LIVE || room->announced <= room->position)
         return;
-    room->read_after = room->position;
-    room->wanted = room->announced;
+    struct room_read *read = memory_zalloc(sizeof *read);
+    *read = (struct room_read){
+        .job = {.loop = room->rooms->home,
+                .share = hash_seeded(room->key.tenant),
+                .run = run_room_read,
+                .done = on_room_read},
+        .room = room,
+        .after = room->position,
+        .wanted = room->announced,
+    };
     room->announced = -1;
-    room->job = (struct worker_job){.loop = room->rooms->home,
-                                    .share = hash_seeded(room->key.tenant),
-                                    .run = run_room_read,
-                                    .done = on_room_read};
     room->refs++;
     room->state = ROOM_READING;
-    if (worker_pool_submit(kernel_store(room->rooms->chat->kernel)->workers, &room->job))
+    if (worker_pool_submit(kernel_store(room->rooms->chat->kernel)->workers, &read->job))
         return;
+    free(read);
     room_close(room); /* the process is stopping */
     room_unref(room);
 }
 
 static void on_room_read(struct worker_job *job)
 {
-    struct chat_room *room = CONTAINER_OF(job, struct chat_room, job);
-    bool is_read = !job->cancelled && room->error.status == STATUS_OK && room->page.is_found;
+    struct room_read *read = CONTAINER_OF(job, struct room_read, job);
+    struct chat_room *room = read->room;
+    bool is_read = !job->cancelled && read->error.status == STATUS_OK && read->page.is_found;
     if (!is_read) {
-        log_warn("chat_room_closed", LOG_STR("sessionId", room->key.session), LOG_ERROR_FIELDS(&room->error));
+        log_warn("chat_room_closed", LOG_STR("sessionId", room->key.session), LOG_ERROR_FIELDS(&read->error));
         room_close(room);
     } else if (room->state == ROOM_READING) {
-        for (size_t i = 0; i < room->page.count; i++)
-            if (chat_page_sequence(&room->page, i) > room->position)
-                room_publish(room, chat_page_sequence(&room->page, i), chat_page_line(&room->page, i));
+        for (size_t i = 0; i < read->page.count; i++)
+            if (chat_page_sequence(&read->page, i) > room->position)
+                room_publish(room, chat_page_sequence(&read->page, i), chat_page_line(&read->page, i));
         /* After an empty page the wanted event was delivered meanwhile, or retention deleted it. */
-        if (room->page.count && room->wanted > room->announced)
-            room->announced = room->wanted;
+        if (read->page.count && read->wanted > room->announced)
+            room->announced = read->wanted;
         room->state = ROOM_LIVE;
     }
-    chat_page_deinit(&room->page);
+    chat_page_deinit(&read->page);
+    free(read);
     room_catch_up(room);
     room_unref(room);
 }
