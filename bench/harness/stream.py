@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import threading
 import time
+import types
 
 from . import freshet as program
 from . import machine
@@ -17,6 +18,7 @@ from .report import progress, table
 
 PROJECT = "00000000-0000-4000-9000-000000000001"
 USER = "3f0c2a52-6f0e-4d5e-9d0c-1f4f6f1f7a10"  # the token's subject
+LOOPS = 2
 SESSIONS = 100
 RATE = 200
 SECONDS = 15
@@ -49,7 +51,7 @@ def run(bench, report):
         database.run("insert into chat.chat_sessions (tenant_id, session_id, project_id, user_id, last_at, created_at)"
                      f" select '{TENANT}', ('00000000-0000-4000-8000-' || lpad(n::text, 12, '0'))::uuid, '{PROJECT}', '{USER}',"
                      f" now(), now() from generate_series(0, {IDLE}) n")
-        running = freshet.start("freshet", 2)
+        running = freshet.start("freshet", LOOPS)
         try:
             latency(bench, report, running)
             idle(bench, report, running)
@@ -176,9 +178,25 @@ def idle(bench, report, running):
     report.verdict("an idle stream, KiB", each, 8)
 
 
+def bare_fan_out(bench, running, count):
+    """The same lines from a program that does nothing else, with as many threads as there are loops."""
+    command = [bench.binary("sender"), str(count), str(LOOPS), str(FAN_OUT)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sender:
+        try:
+            place = types.SimpleNamespace(port=int(sender.stdout.readline()), freshet=running.freshet)
+            reader = Reader(bench, place, "/", count, FAN_OUT + SETTLE_SECONDS)
+            try:
+                return reader.figures()
+            finally:
+                reader.close()
+        finally:
+            sender.kill()
+
+
 def fan_out(bench, report, running):
     """One message at a time to all readers of one session."""
     count = 1000 if bench.quick else IDLE
+    bare = bare_fan_out(bench, running, count)
     reader = Reader(bench, running, path(session(IDLE), "stream"), count, FAN_OUT + SETTLE_SECONDS)
     try:
         for _ in range(FAN_OUT):
@@ -187,8 +205,11 @@ def fan_out(bench, report, running):
         figures = reader.figures()
     finally:
         reader.close()
-    report.add("fanOut", figures)
-    table(f"one message to {count:,} readers", ["messages", "fewest at one", "to the first half, ms", "to the last, ms", "cut off"],
-          [[FAN_OUT, figures["perConnectionMin"], f"{figures['p50Ms']:.1f}", f"{figures['maxMs']:.1f}", figures["closed"]]])
+    report.add("fanOut", {**figures, "bare": bare})
+    table(f"one message to {count:,} readers", ["", "messages", "fewest at one", "to the first half, ms", "to the last, ms", "cut off"],
+          [[name, FAN_OUT, each["perConnectionMin"], f"{each['p50Ms']:.1f}", f"{each['maxMs']:.1f}", each["closed"]]
+           for name, each in (("freshet", figures), ("a program that only sends", bare))])
+    print(f"× a program that only sends: {figures['p50Ms'] / bare['p50Ms']:.2f} to the first half, "
+          f"{figures['maxMs'] / bare['maxMs']:.2f} to the last")
     report.verdict("messages missed by the reader that got fewest", FAN_OUT - figures["perConnectionMin"], 0)
     report.verdict(f"a message to the last of {count:,} readers, ms", figures["maxMs"], 200)
