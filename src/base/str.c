@@ -171,7 +171,7 @@ bool str_is_utf8(struct str s)
         }
         if (i == s.len)
             break;
-        size_t len = str_utf8_char(str_skip(s, i));
+        size_t len = (unsigned char)s.ptr[i] < 0x80 ? 1 : str_utf8_char(str_skip(s, i));
         if (len == 0)
             return false;
         i += len;

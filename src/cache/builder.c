@@ -15,7 +15,7 @@
 #define KEY_LEN_MAX 1024
 #define PAYLOAD_LEN_MAX ((size_t)1 << 30)
 #define KEY_BYTES_SHOWN 100
-#define STAGED_FIRST 16384 /* mapped: what is not used is not resident */
+#define STAGED_FIRST 16384      /* mapped: what is not used is not resident */
 #define INDEX_BYTES_PER_ITEM 19 /* what a staged item will take in the indexes, for memory_max */
 
 struct cache_builder {

@@ -139,10 +139,10 @@ bool hydration_is_text(struct str text, size_t bytes_max)
 {
     if (text.len == 0 || text.len > bytes_max || !str_is_utf8(text))
         return false;
-    for (size_t i = 0; i < text.len; i++)
-        if ((unsigned char)text.ptr[i] < 0x20 || text.ptr[i] == 0x7F)
-            return false;
-    return true;
+    bool has_control = false;
+    for (size_t i = 0; i < text.len; i++) /* to the end, so that the compiler can look at many at once */
+        has_control |= (unsigned char)text.ptr[i] < 0x20 || text.ptr[i] == 0x7F;
+    return !has_control;
 }
 
 bool hydration_is_type(struct str text)

@@ -145,8 +145,8 @@ static void on_room_read(struct worker_job *job);
 static void run_room_read(struct worker_job *job)
 {
     struct room_read *read = CONTAINER_OF(job, struct room_read, job);
-    read->error.status = chat_page_read(read->room->rooms->chat, &read->room->key, read->after, &read->page,
-                                        &read->error);
+    read->error.status =
+        chat_page_read(read->room->rooms->chat, &read->room->key, read->after, &read->page, &read->error);
 }
 
 /* A live room reads the log when a later sequence than its position was announced. */

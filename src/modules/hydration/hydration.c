@@ -174,10 +174,9 @@ static enum status read_query(const struct http_request *request, struct hydrati
 #define NO_SUBJECT "urn:freshet:nobody"
 
 /* The id of two segments is "first/second": a user's sku, a dictionary's key. */
-static enum status read_request(const struct http_request *request, struct hydration_need *need,
+static enum status read_request(const struct http_request *request, bool has_two, struct hydration_need *need,
                                 struct entity_request *entity, struct error *error)
 {
-    bool has_two = strstr(request->route->path, "{second}");
     const struct hydration_route *module = request->context;
     const struct auth_identity *who = kernel_identity(request);
     struct str second;
@@ -203,15 +202,15 @@ static enum status read_request(const struct http_request *request, struct hydra
     return status == STATUS_OK ? kernel_store_require(module->kernel, error) : status;
 }
 
-static void get_by_id(struct http_request *request)
+static void get_entity(struct http_request *request, bool has_two)
 {
     const struct hydration_route *module = request->context;
     struct entity_request *entity = arena_zalloc(request->arena, sizeof *entity);
     int64_t limit_ns = (module->policy.wait_timeout_ms + GRACE_MS) * CLOCK_NS_PER_MS;
     struct hydration_need need = {0};
-    struct error error = {0};
+    struct error error;
     entity->request = request;
-    if (read_request(request, &need, entity, &error) != STATUS_OK) {
+    if (read_request(request, has_two, &need, entity, &error) != STATUS_OK) {
         http_send_error(request, &error);
         return;
     }
@@ -228,9 +227,19 @@ static void get_by_id(struct http_request *request)
         hydration_waiter_cancel(&entity->waiter);
 }
 
+static void get_by_id(struct http_request *request)
+{
+    get_entity(request, false);
+}
+
+static void get_by_two(struct http_request *request)
+{
+    get_entity(request, true);
+}
+
 static const struct http_route hydration_routes[] = {
     {HTTP_GET, "/v1/hydration/{entity_type}/{entity_id}", get_by_id, .kind = HTTP_HOT},
-    {HTTP_GET, "/v1/hydration/{entity_type}/{first}/{second}", get_by_id, .kind = HTTP_HOT},
+    {HTTP_GET, "/v1/hydration/{entity_type}/{first}/{second}", get_by_two, .kind = HTTP_HOT},
     {.handler = NULL},
 };
 

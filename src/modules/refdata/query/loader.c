@@ -129,8 +129,8 @@ static enum status load_all(const struct refdata_load *load, struct db_conn *con
 {
     enum status status = STATUS_OK;
     if (load->is_delta) /* which turned out to be impossible */
-        status = db_exec(conn, &widen_sql, DB_PARAMS(db_i64(load->timeout_ms)), deadline_ns, NULL,
-                         &loaded->error);
+        status =
+            db_exec(conn, &widen_sql, DB_PARAMS(db_i64(load->timeout_ms)), deadline_ns, NULL, &loaded->error);
     if (status != STATUS_OK)
         return status;
     struct cache_builder *builder = cache_builder_create(NULL, load->memory_max);
