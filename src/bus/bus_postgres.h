@@ -46,6 +46,10 @@ enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct
                                    size_t count, bool is_urgent, int64_t deadline_ns,
                                    struct error *error) MUST_CHECK;
 
+/* After the commit of a caller whose own SQL has appended messages to the topic: counts them, and wakes the consumers of other
+ * processes. Those of this one, to which the caller has nothing new to say, read them with the next wake or poll. */
+void bus_appended(struct bus *bus, struct str topic, size_t count);
+
 /* ---- direct handling ----
  * Instead of publishing to a shared group that this process is a member of: the caller takes the place of the group for these
  * partitions of `topic`, each named once, until the end of its transaction. The question is one statement of the caller's open

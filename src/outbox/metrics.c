@@ -131,6 +131,16 @@ void outbox_report_settled(const struct outbox_table *table, const struct db_res
     }
 }
 
+void outbox_count_published(const struct outbox_table *table, struct str event_type, size_t count)
+{
+    const struct str labels[] = {str_from(table->module), event_type};
+    struct metric_series *series[FAMILIES];
+    for (int i = 0; i < FAMILIES; i++)
+        series[i] = metric_series_get(&families[i], labels);
+    metric_add(series[SUCCESS], count);
+    metric_observe_times(series[LATENCY], 0, (unsigned)count);
+}
+
 void outbox_log_enqueued(const struct outbox_table *table, struct str event_type, struct str id)
 {
     log_debug("outbox_event_enqueued", LOG_CSTR("module", table->module), LOG_STR("eventType", event_type),

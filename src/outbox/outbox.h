@@ -213,6 +213,8 @@ enum status outbox_create(const struct outbox_config *config, struct outbox **ou
                           struct error *error) MUST_CHECK;
 void outbox_start(struct outbox *outbox);
 void outbox_wake(struct outbox *outbox); /* any thread: something was committed */
+/* Any thread: events were committed as published, by a writer that published them in the same transaction. */
+void outbox_count_published(const struct outbox_table *table, struct str event_type, size_t count);
 /* No new claims. A batch that is being published gets `grace_ms` to end and is settled; claimed events that are not yet
  * published are released at once (C7). Any thread but a worker's or the loop's. */
 void outbox_stop(struct outbox *outbox, int64_t grace_ms);

@@ -250,6 +250,20 @@ enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_
     return bus_postgres_publish_in_tx(postgres, conn, messages, count, deadline_ns, error);
 }
 
+void bus_appended(struct bus *bus, struct str topic, size_t count)
+{
+    struct postgres *postgres = bus_postgres_of(bus, NULL);
+    struct bus_topic_state *found = bus_topic_find(bus, topic);
+    char text[POSTGRES_NOTICE_BYTES];
+
+    if (!postgres || !found)
+        return;
+    metric_add(found->published, count);
+    if (postgres->notifier)
+        db_notify(postgres->notifier, STR(POSTGRES_CHANNEL),
+                  bus_postgres_notice(postgres, found, POSTGRES_ANYWHERE, text));
+}
+
 /* A message that a client waits for: the commit does not wait for the disk, and takes the notice along. So the lock that all notices
  * queue for is held for a moment only, and the consumer begins while the transaction after it, which is empty, waits for the disk.
  * What the consumer commits follows in the log, so it is never kept without this. */

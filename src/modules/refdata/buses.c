@@ -50,6 +50,12 @@ static enum status open_postgres(struct refdata_database *database, struct bus *
         bus, error);
 }
 
+unsigned refdata_buses_invalidation_partition(struct str tenant, struct str code, struct arena *arena)
+{
+    struct str key = arena_printf(arena, "%.*s:%.*s", STR_ARG(tenant), STR_ARG(code));
+    return bus_partition_of(key, INVALIDATION_PARTITIONS);
+}
+
 /* ---- engines ---- */
 
 void refdata_buses_kafka_config(const struct kernel_kafka *kafka, struct arena *arena,

@@ -20,6 +20,7 @@ struct refdata_database;
 #define REFDATA_PODS_GROUP "refdata-query-pods"
 #define REFDATA_GROUP_BYTES 65 /* with the NUL */
 
+struct arena;
 struct refdata_buses {
     struct bus *commands, *invalidations; /* NULL until opened, and where no role of this process uses it */
     const char *commands_topic;
@@ -36,8 +37,9 @@ enum status refdata_buses_open(struct refdata_database *database, struct error *
 struct refdata_settings;
 void refdata_buses_name_group(const struct refdata_settings *settings, struct str database, struct str group,
                               int engine, char out[REFDATA_GROUP_BYTES]);
+/* The partition of a pair's invalidations where PostgreSQL carries them. */
+unsigned refdata_buses_invalidation_partition(struct str tenant, struct str code, struct arena *arena);
 /* How the file's `kafka:` is reached; texts are the file's or in the arena. The rest of *config stays. */
-struct arena;
 struct kernel_kafka;
 void refdata_buses_kafka_config(const struct kernel_kafka *kafka, struct arena *arena,
                                 struct bus_kafka_config *config);

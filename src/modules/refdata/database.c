@@ -130,12 +130,14 @@ struct refdata_catalog *refdata_database_catalog(const struct refdata_database *
 void refdata_database_decided(struct refdata_database *database, const struct refdata_outcome *outcomes,
                               const bool *waited, size_t count)
 {
-    bool committed = false, is_hydrated = false;
+    size_t published = 0;
+    bool is_left = false, is_hydrated = false; /* is_left: to the relay */
     refdata_decisions_made(database->decisions, outcomes, waited, count);
     for (size_t i = 0; i < count; i++) {
         if (outcomes[i].state.decision != REFDATA_COMMITTED)
             continue;
-        committed = true;
+        published += outcomes[i].is_published;
+        is_left |= !outcomes[i].is_published;
         is_hydrated |= outcomes[i].is_hydrated;
         struct uuid event;
         bool is_known = outcomes[i].makes_version && uuid_parse(str_from(outcomes[i].state.event_id), &event);
@@ -143,7 +145,9 @@ void refdata_database_decided(struct refdata_database *database, const struct re
             refdata_invalidations_hint(database->invalidations, outcomes[i].tenant, outcomes[i].dict_code,
                                        outcomes[i].state.version, is_known ? &event : NULL);
     }
-    if (committed)
+    if (published)
+        refdata_relay_published(database, published);
+    if (is_left)
         refdata_relay_wake(database);
     if (is_hydrated)
         refdata_decisions_changed_items(database->decisions);

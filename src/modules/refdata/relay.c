@@ -1,18 +1,21 @@
-/* The relay (R12): publishes what apply has committed to the invalidations topic. An outbox engine
+/* The relay (R12): publishes what apply has committed to the invalidations topic, but for what apply published in its commit
+ * (ADR 16). An outbox engine
  * over refdata.outbox_event where this process has the role; else a notifier that wakes one elsewhere. Any
  * number of relays may run side by side. */
 #include "base/failpoint.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "bus/bus_postgres.h"
 #include "modules/refdata/commands.h"
 #include "outbox/outbox.h"
 
 enum { PAYLOAD_DEPTH_MAX = 4 };
 enum { EXTRA_EVENT_ID, EXTRA_TRACEPARENT };
+#define EVENT_TYPE "invalidation"
 
 const struct outbox_table refdata_outbox_table = {
     .name = "refdata.outbox_event",
-    .event_type = "'invalidation'",
+    .event_type = "'" EVENT_TYPE "'",
     .logged = {{"eventId", "e.event_id", false},
                {"tenantId", "e.tenant_id", false},
                {"dictCode", "e.dict_code", false},
@@ -78,6 +81,19 @@ static void destroy_relay(void *part)
 /* apply has one to wake, here or elsewhere. */
 const struct kernel_part refdata_relay_part = {
     .roles = {"relay", "apply"}, .create = create_relay, .destroy = destroy_relay};
+
+/* A process can die between claim and settle only if there are any. */
+bool refdata_relay_publishes_in_commits(const struct refdata_database *database)
+{
+    return database->relay && bus_shares_commits(database->buses.invalidations, STR(REFDATA_INVALIDATIONS)) &&
+           !FAILPOINT_IS_ARMED("relay.after_claim") && !FAILPOINT_IS_ARMED("relay.after_publish");
+}
+
+void refdata_relay_published(struct refdata_database *database, size_t count)
+{
+    outbox_count_published(&refdata_outbox_table, STR(EVENT_TYPE), count);
+    bus_appended(database->buses.invalidations, STR(REFDATA_INVALIDATIONS), count);
+}
 
 void refdata_relay_wake(struct refdata_database *database)
 {

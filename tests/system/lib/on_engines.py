@@ -16,6 +16,9 @@ IS_ON = os.environ.get("FRESHET_TEST_ENGINES") == "1"
 
 # Left out on the engines, each with its reason: tests about the PostgreSQL bus itself, which has nothing to do there.
 ABOUT_POSTGRES = {
+    "test_a_version_is_published_in_its_commit": "by Redis the relay publishes all of them",
+    "test_a_version_is_not_published_before_an_earlier_one_of_its_dictionary": "so does the order rest on the relay alone",
+    "test_a_topic_whose_partitions_are_gone_is_left_to_the_relay": "deletes rows of the bus's tables",
     "test_alone_in_its_partition_an_update_needs_no_bus": "an update that is applied in its own commit, past the bus in the"
                                                           " same database",
     "test_the_same_name_in_another_database_is_another_dictionary": "each database has a bus of its own there; on an engine"

@@ -144,7 +144,7 @@ void refdata_batch_open(struct batch *batch)
         outcome->tenant = update->tenant;
         outcome->dict_code = update->dict_code;
         memcpy(outcome->state.event_id, update->event_id, UUID_TEXT_BYTES);
-        outcome->makes_version = false;
+        outcome->makes_version = outcome->is_published = false;
         if (command->decided)
             continue;
         outcome->state.decision = REFDATA_PENDING;

@@ -11,23 +11,52 @@
     " from " rows " as u (t, d, version, revision, e)"                             \
     " where m.tenant_id = u.t and m.dict_code = u.d"
 static const struct refdata_rows_sql versions_sql = REFDATA_ROWS_SQL(VERSIONS, "$1, $2, $3, $4, $5");
-/* Ids ascend in the order of the rows, hence within a pair with its versions. */
-#define OUTBOX(rows)                                                                                                 \
-    "insert into refdata.outbox_event (tenant_id, event_id, dict_code, version, payload, keys, traceparent,"         \
-    "  previous_event_id)"                                                                                           \
-    " select t, e::uuid, d, v::bigint, jsonb_build_object('eventId', e, 'tenantId', t, 'dictCode', d,"               \
-    "   'version', v::bigint, 'committedAt',"                                                                        \
-    "   to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')), keys::text[], trace,"   \
-    "   previous::uuid"                                                                                              \
-    " from " rows                                                                                                    \
-    " as u (t, e, d, v, keys, trace, previous, at) order by at" /* a version that was set back is published again */ \
-    " on conflict (tenant_id, dict_code, version) do update set id = excluded.id, event_id = excluded.event_id,"     \
-    "   payload = excluded.payload, keys = excluded.keys, traceparent = excluded.traceparent,"                       \
-    "   previous_event_id = excluded.previous_event_id,"                                                             \
-    "   created_at = excluded.created_at, published = false, published_at = null, failed_at = null,"                 \
-    "   attempt_count = 0, claim_count = 0, claim_id = null, locked_by = null, locked_until = null,"                 \
+/* Ids ascend in the order of the rows, hence within a pair with its versions. A version that was set back is published again. */
+#define EVENTS(rows, published)                                                                                    \
+    "insert into refdata.outbox_event (tenant_id, event_id, dict_code, version, payload, keys, traceparent,"       \
+    "  previous_event_id, published, published_at)"                                                                \
+    " select t, e::uuid, d, v::bigint, jsonb_build_object('eventId', e, 'tenantId', t, 'dictCode', d,"             \
+    "   'version', v::bigint, 'committedAt',"                                                                      \
+    "   to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')), keys::text[], trace," \
+    "   previous::uuid, " published ", case when " published " then now() end"                                     \
+    " from " rows " as u (t, e, d, v, keys, trace, previous, at) order by at"                                      \
+    " on conflict (tenant_id, dict_code, version) do update set id = excluded.id, event_id = excluded.event_id,"   \
+    "   payload = excluded.payload, keys = excluded.keys, traceparent = excluded.traceparent,"                     \
+    "   previous_event_id = excluded.previous_event_id, created_at = excluded.created_at,"                         \
+    "   published = excluded.published, published_at = excluded.published_at, failed_at = null,"                   \
+    "   attempt_count = 0, claim_count = 0, claim_id = null, locked_by = null, locked_until = null,"               \
     "   next_attempt_at = null, last_error = null"
+#define OUTBOX(rows) EVENTS(rows, "false")
 static const struct refdata_rows_sql outbox_sql = REFDATA_ORDERED_SQL(OUTBOX, "$1, $2, $3, $4, $5, $6, $7");
+/* The same for the versions of one pair, $8 and $9, which are published too (relay.c): $10 the partition of the topic, whose row is
+ * locked to the end of the transaction, $11 their number. They are not while earlier ones of the pair wait for a relay, which is
+ * notified then. */
+#define PARTITION_OF(partition) "topic = '" REFDATA_INVALIDATIONS "' and partition = " partition
+#define PUBLISH(rows)                                                                                                                                       \
+    "with next as materialized ("                                                                                                                           \
+    "   select exists (select from platform.bus_partition where " PARTITION_OF(                                                                             \
+        "$10") ")"                                                                                                                                          \
+               "      and not exists (select from refdata.outbox_event where tenant_id = $8 and dict_code = $9"                                             \
+               "                      and not published and failed_at is null) as is_next),"                                                                \
+               " made as (" EVENTS(                                                                                                                         \
+                   rows,                                                                                                                                    \
+                   "(select is_next from next)") "   returning id, event_id, traceparent, payload),"                                                        \
+                                                 " slot as ("                                                                                               \
+                                                 "   update platform.bus_partition set next_offset = next_offset + $11"                                     \
+                                                 "    where " PARTITION_OF(                                                                                 \
+                                                     "$10") " and (select is_next from next) returning next_offset - $11 as base),"                         \
+                                                            " sent as ("                                                                                    \
+                                                            "   insert into platform.bus_message (topic, partition, message_offset, key, headers, payload)" \
+                                                            "   select '" REFDATA_INVALIDATIONS                                                             \
+                                                            "', $10, base + row_number() over (order by id) - 1,"                                           \
+                                                            "          convert_to($8 || ':' || $9, 'UTF8'), array['" BUS_HEADER_EVENT_ID                    \
+                                                            "', event_id::text] ||"                                                                         \
+                                                            "          case when traceparent <> '' then array['" BUS_HEADER_TRACEPARENT                     \
+                                                            "', traceparent] else '{}' end,"                                                                \
+                                                            "          convert_to(payload::text, 'UTF8')"                                                   \
+                                                            "   from slot, made)"                                                                           \
+                                                            " select case when not is_next then pg_notify('outbox_refdata_outbox_event', '') end from next"
+static const struct refdata_rows_sql publish_sql = REFDATA_ORDERED_SQL(PUBLISH, "$1, $2, $3, $4, $5, $6, $7");
 /* For hydration, where some consumer asked for an item of the dictionary (H4). */
 enum { CHANGE_KEYS_MAX = 1000 }; /* with more, what consumers hold is looked up instead */
 #define CHANGES(rows)                                              \
@@ -61,6 +90,36 @@ static struct str keys_of(const struct entry *entry, struct arena *arena)
     return text;
 }
 
+/* What was allowed to take long has its own deadline. */
+static bool may_be_left(const struct batch *batch)
+{
+    return batch->flags & REFDATA_APPLY_OPEN && batch->writer.deadline_ns == batch->deadline_ns;
+}
+
+/* Rows of the outbox. They are published where the commit follows at once: the lock of the partition is held no longer than that. */
+static void write_outbox(struct batch *batch, struct refdata_columns *outbox)
+{
+    enum { COLUMNS = 7 };
+    const struct pair *pair = batch->pairs[0];
+    struct db_param params[REFDATA_COLUMNS_MAX + 1];
+    if (batch->pair_count != 1 || !outbox->rows || !may_be_left(batch) ||
+        !refdata_relay_publishes_in_commits(batch->database)) {
+        refdata_columns_write(outbox, &outbox_sql, &batch->writer);
+        return;
+    }
+    const struct db_statement *statement = refdata_columns_bind(outbox, &publish_sql, params);
+    params[COLUMNS] = db_text(pair->tenant);
+    params[COLUMNS + 1] = db_text(pair->code);
+    params[COLUMNS + 2] =
+        db_int(refdata_buses_invalidation_partition(pair->tenant, pair->code, batch->arena));
+    params[COLUMNS + 3] = db_i64((int64_t)outbox->rows);
+    params[COLUMNS + 4] = DB_END;
+    refdata_writer_add(&batch->writer, statement, params);
+    refdata_columns_free(outbox);
+    for (size_t i = 0; i < batch->count; i++)
+        batch->commands[i].outcome.is_published = batch->entries[i].published;
+}
+
 /* Of the commands that made a version: a row for the outbox, and one for hydration. */
 static void write_published(struct batch *batch)
 {
@@ -83,7 +142,7 @@ static void write_published(struct batch *batch)
         refdata_columns_add(&changes, REFDATA_ROW(update->tenant, update->dict_code,
                                                   names_keys ? keys_of(entry, batch->arena) : STR_NONE));
     }
-    refdata_columns_write(&outbox, &outbox_sql, &batch->writer);
+    write_outbox(batch, &outbox);
     refdata_columns_write(&changes, &changes_sql, &batch->writer);
 }
 
@@ -133,8 +192,6 @@ enum status refdata_batch_record(struct batch *batch, struct error *error)
                         pair->event));
     }
     refdata_columns_write(&versions, &versions_sql, &batch->writer);
-    /* What was allowed to take long has its own deadline. */
-    bool may_be_left = batch->flags & REFDATA_APPLY_OPEN && batch->writer.deadline_ns == batch->deadline_ns;
-    return may_be_left ? refdata_writer_leave(&batch->writer, error)
-                       : refdata_writer_wait(&batch->writer, error);
+    return may_be_left(batch) ? refdata_writer_leave(&batch->writer, error)
+                              : refdata_writer_wait(&batch->writer, error);
 }
