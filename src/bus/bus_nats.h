@@ -42,8 +42,8 @@ struct bus_nats_config {
     size_t name_count;
     unsigned replicas;  /* of streams made here; 0 = 1 */
     int64_t handler_ms; /* batch->deadline_ns; 0 = 30 s */
-    /* Messages of a member that does not answer are redelivered after this, and its partitions change hands after twice this;
-     * 0 = 5 s. The process that creates the bucket of leases decides for all. */
+    /* Messages of a member that is frozen are redelivered after this, and its partitions change hands after twice this; those of one whose
+     * connection has ended, at once (ADR 17). 0 = 5 s. The process that creates the bucket of leases decides for all. */
     int64_t ack_wait_ms;
     /* The streams that keep advisories of used up deliveries and of terminated messages; NULL: freshet_advisories for both, with
      * the advisories of all streams. Named ones get those of the streams that are read here, beside what they have. */

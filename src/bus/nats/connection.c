@@ -236,6 +236,7 @@ static void replace_connection(struct nats *nats, natsConnection *connection, js
     for (size_t i = 0; i < nats->reader_count; i++) {
         struct nats_reader *reader = nats->readers[i];
         bus_nats_unsubscribe(&reader->members_inbox);
+        bus_nats_unsubscribe(&reader->own_inbox);
         for (unsigned at = 0; at < reader->partition_count; at++) {
             bus_nats_unsubscribe(&reader->partitions[at].pull.inbox);
             for (int kind = 0; kind < ADVISORY_KINDS; kind++)

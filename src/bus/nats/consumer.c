@@ -92,6 +92,24 @@ static bool ensure_durable(struct nats_partition *partition)
     return is_usable || is_left;
 }
 
+/* What the last holder had when it died: the server sends it again now, and not when its wait for acknowledgements is over. It ignores
+ * the sequences that are acknowledged. */
+static void return_inherited(struct nats_partition *partition, const jsConsumerInfo *info)
+{
+    const struct nats_pull *pull = &partition->pull;
+    char subject[NATS_NAME_BYTES + NATS_LONG_NAME_BYTES + 64];
+    uint64_t first = info->AckFloor.Stream + 1, last = info->Delivered.Stream;
+
+    partition->is_inherited = false;
+    for (uint64_t sequence = first; sequence <= last && sequence < first + ACK_PENDING_MAX; sequence++) {
+        if (bus_nats_partition_find(partition, (int64_t)sequence))
+            continue;
+        snprintf(subject, sizeof subject, "$JS.ACK.%s.%s.1.%llu.%llu.0.0", pull->stream, pull->consumer,
+                 (unsigned long long)sequence, (unsigned long long)info->Delivered.Consumer);
+        natsConnection_PublishString(partition->reader->nats->connection, subject, "-NAK");
+    }
+}
+
 /* SYNCING to RUNNING, when nothing is missing; then requests messages. Not while a job runs: the messages that it acknowledges are
  * still in the queue, and would stand for others that are missing. */
 void bus_nats_partition_sync(struct nats_partition *partition)
@@ -108,6 +126,8 @@ void bus_nats_partition_sync(struct nats_partition *partition)
         status = bus_nats_pull_info(&partition->pull, &info);
     if (status == NATS_NOT_FOUND)
         reader->needs_check = true;
+    if (status == NATS_OK && partition->is_inherited)
+        return_inherited(partition, info);
     if (status == NATS_OK && info->Delivered.Consumer < newest) {
         /* the consumer was created again, and counts from 1: messages that arrived since may be newer than the answer */
         bus_nats_partition_reset_sequences(partition);

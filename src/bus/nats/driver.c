@@ -59,6 +59,7 @@ static void begin_epoch(struct nats *nats)
     if (nats->upkeep_epoch == nats->epoch)
         return;
     nats->upkeep_epoch = nats->epoch;
+    nats->connected_ns = clock_mono_ns();
     for (size_t i = 0; i < nats->reader_count; i++) {
         struct nats_reader *reader = nats->readers[i];
         reader->needs_check = true;
@@ -228,6 +229,7 @@ static void nats_destroy(struct bus *bus)
         for (unsigned at = 0; at < reader->partition_count; at++)
             bus_nats_partition_deinit(&reader->partitions[at]);
         natsSubscription_Destroy(reader->members_inbox);
+        natsSubscription_Destroy(reader->own_inbox);
         bus_consumer_deinit(&reader->consumer);
         free(reader->members);
         free(reader->partitions);

@@ -122,12 +122,14 @@ struct nats_partition {
 
     char lease_key[2 * NATS_NAME_BYTES];
     uint64_t lease_revision;
+    bool is_inherited; /* its holder died: the server waits for acknowledgements that nobody sends */
     int64_t lease_until_ns;
 };
 
 /* Another process of the group, by its announcements. */
 struct nats_member {
     char id[17];
+    bool listens; /* to questions whether it is there; older versions do not */
     int64_t seen_ns;
 };
 
@@ -147,7 +149,9 @@ struct nats_reader {
     atomic_bool needs_check; /* of its consumers */
     struct nats_member *members;
     size_t member_count;
-    natsSubscription *members_inbox;
+    natsSubscription *members_inbox, *own_inbox; /* announcements; questions whether this member is there */
+    char asked[17]; /* the member that was asked last and is there, until ask_ns */
+    int64_t ask_ns, members_ask_ns;
     char members_subject[NATS_LONG_NAME_BYTES];
     int64_t announce_ns; /* the next announcement of this member */
 };
@@ -188,7 +192,7 @@ struct nats {
     struct task *upkeep;
     unsigned upkeep_epoch;
     bool upkeep_failed;
-    int64_t look_ns, extend_ns, connect_ns;
+    int64_t look_ns, extend_ns, connect_ns, connected_ns;
     kvStore *leases;
     int64_t lease_ns;
     char advisory_streams[ADVISORY_KINDS][NATS_NAME_BYTES]; /* "" = none yet */

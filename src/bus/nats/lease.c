@@ -6,7 +6,10 @@
  * A holder that was frozen finds its lease over, by its own clock, before it begins another batch. The batch under way is
  * finished and acknowledged: its effect is in the database, and handlers know an event that was handled by its id (bus_inside.h).
  * A lease is twice as long as the wait for acknowledgements, so the server sends the new holder what the old one had, in order.
- * ADR 0014 compares this with advisory locks of PostgreSQL. */
+ *
+ * A process that dies loses its connection at once, and the server answers a request to the subject of that member: nobody listens. Then its
+ * leases are taken without waiting for their end (ADR 17). A member that is frozen is still connected. ADR 14 compares leases with
+ * advisory locks of PostgreSQL. */
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -16,11 +19,15 @@
 #include "bus/nats/inside.h"
 
 #define STUCK_SLACK_MS 10000
+#define ASK_MS 500        /* between two questions whether a member is there */
+#define ANSWER_MS 100     /* for the answer of a member, which may be frozen; the server's is immediate */
+#define RECONNECT_MS 3000 /* after this member's own connection others may still be reconnecting */
 #define FREE "-"
+#define LISTENS "+" /* after the id of a holder, and the word of an announcement: it can be asked */
 
 /* ---- members ---- */
 
-/* "ID here", "ID free" (of a lease), "ID gone". Members over as many as partitions can be get none, and are ignored. */
+/* "ID here+", "ID free" (of a lease), "ID gone". Members over as many as partitions can be get none, and are ignored. */
 static void on_announcement(natsConnection *connection, natsSubscription *subscription, natsMsg *message,
                             void *closure)
 {
@@ -40,6 +47,7 @@ static void on_announcement(natsConnection *connection, natsSubscription *subscr
         bool is_new = at == reader->member_count;
         if (is_new && !is_gone && at < BUS_PARTITIONS_MAX) {
             reader->members = memory_realloc_array(reader->members, at + 1, sizeof reader->members[0]);
+            reader->members[at] = (struct nats_member){.listens = str_eq(text, STR("here" LISTENS))};
             snprintf(reader->members[at].id, sizeof reader->members[at].id, "%.*s", STR_ARG(id));
             reader->member_count++;
         }
@@ -56,17 +64,32 @@ static void on_announcement(natsConnection *connection, natsSubscription *subscr
     natsMsg_Destroy(message);
 }
 
+static void on_question(natsConnection *connection, natsSubscription *subscription, natsMsg *message,
+                        void *closure)
+{
+    (void)subscription;
+    (void)closure;
+    if (natsMsg_GetReply(message))
+        natsConnection_PublishString(connection, natsMsg_GetReply(message), "");
+    natsMsg_Destroy(message);
+}
+
 natsStatus bus_nats_members_subscribe(struct nats_reader *reader)
 {
-    char group[NATS_NAME_BYTES];
+    char group[NATS_NAME_BYTES], own_subject[NATS_LONG_NAME_BYTES + sizeof reader->nats->id];
 
     if (reader->members_inbox)
         return NATS_OK;
     bus_nats_durable(group, reader, 0);
     snprintf(reader->members_subject, sizeof reader->members_subject, "_FRESHET.members.%s.%s",
              reader->topic->stream, group);
-    return bus_nats_subscribe(reader->nats, &reader->members_inbox, reader->members_subject, NULL,
-                              on_announcement, reader);
+    snprintf(own_subject, sizeof own_subject, "%s.%s", reader->members_subject, reader->nats->id);
+    bus_nats_unsubscribe(&reader->own_inbox);
+    natsStatus status =
+        bus_nats_subscribe(reader->nats, &reader->own_inbox, own_subject, NULL, on_question, reader);
+    return status == NATS_OK ? bus_nats_subscribe(reader->nats, &reader->members_inbox,
+                                                  reader->members_subject, NULL, on_announcement, reader)
+                             : status;
 }
 
 static void announce(struct nats_reader *reader, const char *what)
@@ -75,6 +98,49 @@ static void announce(struct nats_reader *reader, const char *what)
 
     snprintf(text, sizeof text, "%s %s", reader->nats->id, what);
     natsConnection_PublishString(reader->nats->connection, reader->members_subject, text);
+}
+
+/* Without the lock. False: it is there, or that is not known. */
+static bool is_dead(struct nats_reader *reader, struct str id)
+{
+    struct nats *nats = reader->nats;
+    int64_t now_ns = clock_mono_ns();
+    char subject[NATS_LONG_NAME_BYTES + sizeof nats->id];
+    natsMsg *answer = NULL;
+
+    bool is_asked = str_eq(id, str_from(reader->asked)) && now_ns < reader->ask_ns; /* it was there */
+    if (is_asked || now_ns < nats->connected_ns + RECONNECT_MS * CLOCK_NS_PER_MS)
+        return false;
+    snprintf(subject, sizeof subject, "%s.%.*s", reader->members_subject, STR_ARG(id));
+    natsStatus status = natsConnection_RequestString(&answer, nats->connection, subject, "", ANSWER_MS);
+    natsMsg_Destroy(answer);
+    snprintf(reader->asked, sizeof reader->asked, "%.*s", STR_ARG(id));
+    reader->ask_ns = status == NATS_NO_RESPONDERS ? 0 : clock_deadline_ms(ASK_MS);
+    return status == NATS_NO_RESPONDERS;
+}
+
+/* Those that were not heard of lately, or that the server does not know any more. */
+static void remove_members(struct nats_reader *reader)
+{
+    struct nats *nats = reader->nats;
+    int64_t now_ns = clock_mono_ns(), ack_wait_ns = nats->config.ack_wait_ms * CLOCK_NS_PER_MS;
+    bool is_due = now_ns >= reader->members_ask_ns;
+
+    if (is_due)
+        reader->members_ask_ns = clock_deadline_ms(ASK_MS);
+    for (size_t i = reader->member_count; i-- > 0;) {
+        struct nats_member member = reader->members[i];
+        bool is_gone = member.seen_ns < now_ns - ack_wait_ns;
+        if (is_due && !is_gone && member.listens) {
+            pthread_mutex_unlock(&nats->lock);
+            is_gone = is_dead(reader, str_from(member.id));
+            pthread_mutex_lock(&nats->lock);
+        }
+        /* others may have come or left meanwhile */
+        if (is_gone && i < reader->member_count && strcmp(reader->members[i].id, member.id) == 0)
+            reader->members[i] = reader->members[--reader->member_count];
+        i = i < reader->member_count ? i : reader->member_count;
+    }
 }
 
 /* ---- leases ---- */
@@ -94,16 +160,26 @@ static bool take_lease(struct nats_partition *partition, uint64_t *revision)
 {
     struct nats *nats = partition->reader->nats;
     const char *key = partition->lease_key, *holder = NULL;
+    char own[sizeof nats->id + 1];
+    bool is_free = false;
     kvEntry *entry = NULL;
 
     pthread_mutex_unlock(&nats->lock);
     natsStatus status = kvStore_Get(&entry, nats->leases, key);
     if (status == NATS_OK)
         holder = kvEntry_ValueString(entry);
+    snprintf(own, sizeof own, "%s" LISTENS, nats->id);
+    partition->is_inherited = false;
+    if (holder) {
+        struct str id = str_from(holder);
+        is_free = strcmp(holder, FREE) == 0 || strcmp(holder, own) == 0;
+        if (!is_free && id.len == sizeof nats->id && holder[id.len - 1] == LISTENS[0])
+            partition->is_inherited = is_free = is_dead(partition->reader, str_of(holder, id.len - 1));
+    }
     if (status == NATS_NOT_FOUND)
-        status = kvStore_CreateString(revision, nats->leases, key, nats->id);
-    else if (holder && (strcmp(holder, FREE) == 0 || strcmp(holder, nats->id) == 0))
-        status = kvStore_UpdateString(revision, nats->leases, key, nats->id, kvEntry_Revision(entry));
+        status = kvStore_CreateString(revision, nats->leases, key, own);
+    else if (is_free)
+        status = kvStore_UpdateString(revision, nats->leases, key, own, kvEntry_Revision(entry));
     else
         status = NATS_ILLEGAL_STATE; /* another member has it, or the server does not answer */
     kvEntry_Destroy(entry);
@@ -159,7 +235,9 @@ static void keep_lease(struct nats_partition *partition, bool should_hold)
         asked_ns > partition->busy_since_ns + (nats->config.handler_ms + STUCK_SLACK_MS) * CLOCK_NS_PER_MS;
     bool is_due = asked_ns > partition->lease_until_ns - nats->lease_ns / 2;
     uint64_t revision;
+    char own[sizeof nats->id + 1];
 
+    snprintf(own, sizeof own, "%s" LISTENS, nats->id);
     /* while the database is down it is down for all, and each message that changes hands uses up a delivery */
     should_hold |= is_held && partition->is_database_down;
     if (!is_held && should_hold && take_lease(partition, &revision) &&
@@ -176,7 +254,7 @@ static void keep_lease(struct nats_partition *partition, bool should_hold)
         end_partition(partition, false);
     } else if (is_held && (!should_hold || partition->state == PARTITION_LEAVING)) {
         release_partition(partition);
-    } else if (is_held && is_due && write_lease(partition, nats->id, &revision) == NATS_OK) {
+    } else if (is_held && is_due && write_lease(partition, own, &revision) == NATS_OK) {
         bus_nats_partition_reply(partition, "+WPI");
         set_lease(partition, revision, asked_ns);
     } /* else the server does not answer, or another member has it: it expires */
@@ -189,15 +267,12 @@ void bus_nats_leases_keep(struct nats_reader *reader)
     int64_t now_ns = clock_mono_ns(), ack_wait_ns = nats->config.ack_wait_ms * CLOCK_NS_PER_MS;
     size_t rank = 0;
 
-    for (size_t i = reader->member_count; i-- > 0;) {
-        if (reader->members[i].seen_ns < now_ns - ack_wait_ns)
-            reader->members[i] = reader->members[--reader->member_count];
-        else
-            rank += strcmp(reader->members[i].id, nats->id) < 0;
-    }
+    remove_members(reader);
+    for (size_t i = 0; i < reader->member_count; i++)
+        rank += strcmp(reader->members[i].id, nats->id) < 0;
     if (now_ns >= reader->announce_ns) {
         reader->announce_ns = now_ns + ack_wait_ns / 5;
-        announce(reader, "here");
+        announce(reader, "here" LISTENS);
     }
     size_t members = reader->member_count + 1;
     for (unsigned i = 0; i < reader->partition_count; i++)

@@ -34,7 +34,8 @@ static struct bus *create(struct loop *loop, struct worker_pool *workers, const 
                                      .name_count = nats_next.name_count,
                                      .advisory_stream = nats_next.advisory_stream,
                                      .terminated_stream = nats_next.terminated_stream,
-                                     .ack_wait_ms = 1000};
+                                     .ack_wait_ms =
+                                         getenv(NATS_ACK_WAIT) ? atoi(getenv(NATS_ACK_WAIT)) : 1000};
     struct error error = {0};
 
     if (bus_nats_create(&config, &bus, &error) != STATUS_OK)

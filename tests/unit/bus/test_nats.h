@@ -13,6 +13,7 @@ extern struct nats_next {
     bool with_database;
 } nats_next; /* the same */
 
+#define NATS_ACK_WAIT "NATS_ACK_WAIT_MS" /* of the environment, for all members; else 1 s */
 void nats_open_with(struct process *process, const struct bus_topic *topics, size_t count);
 
 int nats_run_names(void); /* number of failed tests */

@@ -329,11 +329,23 @@ static void test_a_password_that_is_taken_again(void **state)
     assert_int_not_equal(refused, STATUS_OK);
 }
 
+/* Nothing has expired: leases last for 20 minutes, on a server that has no others. */
+static void test_what_a_killed_member_had_does_not_wait_for_its_lease(void **state)
+{
+    (void)state;
+    nats_fixture_start("");
+    setenv(NATS_ACK_WAIT, "600000", 1);
+    lose_a_member("death", SIGKILL);
+    unsetenv(NATS_ACK_WAIT);
+    nats_fixture_stop();
+}
+
 int nats_run_security(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tls_and_password),
         cmocka_unit_test(test_a_password_that_is_taken_again),
+        cmocka_unit_test(test_what_a_killed_member_had_does_not_wait_for_its_lease),
     };
     return cmocka_run_group_tests_name("nats security", tests, NULL, NULL);
 }
