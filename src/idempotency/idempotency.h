@@ -4,6 +4,7 @@
  *              Then the request is parked until its turn, in order
  *   worker  handler ─ idempotency_run(): ONE round trip
  *              BEGIN; lock (scope and key); look for a stored answer; effect + stored answer; COMMIT
+ *              or, with others of its tenant: BEGIN; try all locks; each: look, effect + stored answer; COMMIT
  *   loop    answered ─ idempotency_leave(): the next duplicate's turn
  *
  * There is no row for "being processed". The lock is a transaction's advisory lock on the first 8 bytes of SHA-256(scope and key):
@@ -54,11 +55,20 @@ extern const struct setting_row idempotency_setting_rows[], /* an hour */
     idempotency_setting_rows_day[];
 
 /* ---- effect and answer together ---- */
+
+/* Calls with a key that come while others of their tenant run share a transaction, and so a wait for the disk (groups.c). A call that
+ * has waited wait_ms for the others runs alone. */
+enum { IDEMPOTENCY_GROUP_WAIT_MS = 50 };
+struct idempotency_groups;
+struct idempotency_groups *idempotency_groups_create(int64_t wait_ms);
+void idempotency_groups_destroy(struct idempotency_groups *groups); /* after its calls; NULL is fine */
+
 struct idempotency_table {
     const char *name; /* "intake.idempotency_keys" */
     int64_t ttl_ms;
     /* I6: is a row expired at the very moment of expires_at (entitlement), or only after it (intake)? */
     bool expires_inclusive;
+    struct idempotency_groups *groups; /* NULL = every call is alone; else effects are SELECTs */
 };
 
 struct idempotency_call {

@@ -1,4 +1,4 @@
-/* Effect and stored answer in one transaction and one round trip (I2–I5).
+/* Effect and stored answer in one transaction and one round trip (I2–I5), by itself or in a group (groups.c).
  *
  *     BEGIN ─ lock ─ look ─ effect + stored answer ─ COMMIT
  *
@@ -13,7 +13,7 @@
 #include "auth/digest.h"
 #include "base/clock.h"
 #include "base/failpoint.h"
-#include "idempotency/idempotency.h"
+#include "idempotency/idempotency_inside.h"
 
 enum {
     TRIES_MAX = 5,
@@ -40,21 +40,19 @@ struct attempt {
 };
 
 /* Effect and stored answer are one statement. The effect's parameters come first, `at` of them. */
-static void write_statements(const struct attempt *run, unsigned at, struct db_statement *look,
-                             struct db_statement *store, struct db_param *params)
+static struct db_statement store_statement(const struct attempt *run, unsigned at, struct str effect,
+                                           struct db_param *params)
 {
     const struct idempotency_call *call = run->call;
-    const char *table = call->table->name, *expired = expired_operator(call->table);
     const char *failures = call->request->route->key_stores_failures
                                ? " OR (status < 500 AND status NOT IN (400, 401, 403))"
                                : "";
-
-    *look = db_statement_of(
-        arena_printf(call->request->arena,
-                     "SELECT platform.idempotency_found((SELECT request_hash = $6 FROM %s WHERE " SCOPE_SQL
-                     " AND NOT expires_at %s statement_timestamp()))",
-                     table, expired));
-    *store = db_statement_of(arena_printf(
+    if (at)
+        memcpy(params, call->params, at * sizeof *params);
+    memcpy(params + at, run->look_params, LOOK_PARAMS * sizeof *params);
+    params[at + LOOK_PARAMS] = db_i64(call->table->ttl_ms);
+    params[at + STORE_PARAMS] = DB_END;
+    return db_statement_of(arena_printf(
         call->request->arena,
         "WITH effect (status, body) AS MATERIALIZED (%.*s), stored AS ("
         "INSERT INTO %s AS k (tenant_id, subject, method, route, idempotency_key, request_hash,"
@@ -67,18 +65,36 @@ static void write_statements(const struct attempt *run, unsigned at, struct db_s
         " expires_at = excluded.expires_at"
         " WHERE platform.idempotency_overwrite(k.expires_at %s statement_timestamp()))"
         " SELECT * FROM effect",
-        STR_ARG(call->statement->text), table, at + 1, at + 2, at + 3, at + 4, at + 5, at + 6, at + 7,
-        failures, expired));
-    if (at)
-        memcpy(params, call->params, at * sizeof *params);
-    memcpy(params + at, run->look_params, LOOK_PARAMS * sizeof *params);
-    params[at + LOOK_PARAMS] = db_i64(call->table->ttl_ms);
-    params[at + STORE_PARAMS] = DB_END;
+        STR_ARG(effect), call->table->name, at + 1, at + 2, at + 3, at + 4, at + 5, at + 6, at + 7, failures,
+        expired_operator(call->table)));
+}
+
+static struct db_statement look_statement(const struct idempotency_call *call)
+{
+    return db_statement_of(
+        arena_printf(call->request->arena,
+                     "SELECT platform.idempotency_found((SELECT request_hash = $6 FROM %s WHERE " SCOPE_SQL
+                     " AND NOT expires_at %s statement_timestamp()))",
+                     call->table->name, expired_operator(call->table)));
+}
+
+/* Of a group: nothing happens where a key is busy or this one is known. Both are found out before the effect, since neither depends
+ * on its rows. */
+static struct str gated_effect(const struct idempotency_call *call, unsigned at)
+{
+    return arena_printf(
+        call->request->arena,
+        "SELECT * FROM (%.*s) AS effect"
+        " WHERE current_setting('freshet.key_is_busy', true) IS DISTINCT FROM 'yes' AND NOT EXISTS ("
+        "SELECT FROM %s WHERE tenant_id = $%u AND subject = $%u AND method = $%u AND route = $%u"
+        " AND idempotency_key = $%u AND NOT expires_at %s statement_timestamp())",
+        STR_ARG(call->statement->text), call->table->name, at + 1, at + 2, at + 3, at + 4, at + 5,
+        expired_operator(call->table));
 }
 
 /* ---- one attempt ---- */
 
-static enum status take_effect(struct db_result *rows, struct idempotency_outcome *outcome)
+enum status idempotency_take_effect(struct db_result *rows, struct idempotency_outcome *outcome)
 {
     if (db_result_rows(rows) != 1 || db_result_is_null(rows, 0, 0) || db_result_is_null(rows, 0, 1)) {
         db_result_free(rows);
@@ -155,8 +171,8 @@ static enum status run_with_key(struct attempt *run, struct db_conn *conn,
 
     if (first + STORE_PARAMS > DB_PARAMS_MAX)
         return error_set(&outcome->error, STATUS_INTERNAL, "the effect has too many parameters");
-    struct db_statement look, store;
-    write_statements(run, first, &look, &store, params);
+    const struct db_statement look = look_statement(call),
+                              store = store_statement(run, first, call->statement->text, params);
     enum { AT_LOCK = 1, AT_EFFECT = 3, STATEMENTS = 5 };
     const struct {
         const struct db_statement *statement;
@@ -191,7 +207,7 @@ static enum status run_with_key(struct attempt *run, struct db_conn *conn,
             db_pipeline_add(conn, steps[i].statement, steps[i].params);
     }
     if (status == STATUS_OK) {
-        status = take_effect(results[AT_EFFECT], outcome);
+        status = idempotency_take_effect(results[AT_EFFECT], outcome);
         results[AT_EFFECT] = NULL;
     } else {
         status = read_failure(run, conn, status, failed_at == AT_LOCK, outcome);
@@ -202,6 +218,26 @@ static enum status run_with_key(struct attempt *run, struct db_conn *conn,
 }
 
 /* ---- the run ---- */
+
+/* True when a group has decided it. With an armed failpoint every call is alone, since it is sent in parts. */
+static bool run_in_group(struct attempt *run, struct idempotency_member *member,
+                         struct idempotency_outcome *outcome)
+{
+    const struct idempotency_call *call = run->call;
+    unsigned first = db_param_count(call->statement, call->params);
+    struct db_param params[DB_PARAMS_MAX + 1];
+    if (!call->table->groups || first + STORE_PARAMS > DB_PARAMS_MAX ||
+        FAILPOINT_IS_ARMED("idempotency.before_effect") || FAILPOINT_IS_ARMED("idempotency.before_commit"))
+        return false;
+    *member = (struct idempotency_member){
+        .call = call, .outcome = outcome, .lock_key = run->lock_key, .params = params};
+    if (idempotency_groups_enter(call->table->groups, member))
+        return false;
+    member->statement = store_statement(run, first, gated_effect(call, first), params);
+    bool is_decided = idempotency_groups_wait(call->table->groups, member);
+    run->unknown = member->unknown;
+    return is_decided;
+}
 
 void idempotency_run(const struct idempotency_call *call, struct idempotency_outcome *outcome)
 {
@@ -223,8 +259,12 @@ void idempotency_run(const struct idempotency_call *call, struct idempotency_out
                                  db_cstr(request->route->path), db_text(key),
                                  db_bytea(str_of((const char *)hash, sizeof hash))),
     };
+    struct idempotency_member member = {.call = NULL};
     FAILPOINT("idempotency.before_begin");
-    do {
+    bool is_decided = has_key && run_in_group(&run, &member, outcome);
+    status = outcome->error.status;
+    may_retry = !is_decided;
+    while (may_retry && tries++ < TRIES_MAX && (tries == 1 || clock_mono_ns() < call->deadline_ns)) {
         struct db_conn *conn = NULL;
         struct db_result *rows;
         status = db_acquire(call->pool, call->deadline_ns, &conn, &outcome->error);
@@ -233,12 +273,14 @@ void idempotency_run(const struct idempotency_call *call, struct idempotency_out
         } else if (status == STATUS_OK) {
             status = db_query(conn, call->statement, call->params, call->deadline_ns, &rows, &outcome->error);
             if (status == STATUS_OK)
-                status = take_effect(rows, outcome);
+                status = idempotency_take_effect(rows, outcome);
         }
         /* A lost connection may have been an old one; with a key, a retry finds out whether it committed. */
         may_retry = status == STATUS_DB_RETRY || (status == STATUS_DB_DOWN && conn && has_key);
         db_release(conn); /* rolls back what was not committed */
-    } while (may_retry && ++tries < TRIES_MAX && clock_mono_ns() < call->deadline_ns);
+    }
+    if (member.call)
+        idempotency_groups_leave(call->table->groups, &member);
     FAILPOINT("idempotency.after_commit");
     outcome->error.status = status;
     if (status == STATUS_OK && run.unknown) /* the stored answer may be of this call */

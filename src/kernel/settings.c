@@ -65,7 +65,7 @@ static const struct setting_row http_rows[] = {
     {"loops", SETTING_INT, HTTP_ROW(loops), "Event loops, one thread each; 0 = one per core.", "0", 0, 256},
     {"workers", SETTING_INT, HTTP_ROW(workers),
      "Threads that handlers of one tenant may block; a fifth more are for the other tenants. More threads let more writes share one disk flush.",
-     "16", 1, 256},
+     "64", 1, 256},
     {"workerQueue", SETTING_INT, HTTP_ROW(worker_queue),
      "Jobs that may wait for a worker; past it the tenant with most of them gets 503.", "10000", 16, 1000000},
     {"stopTimeout", SETTING_DURATION_MS, HTTP_ROW(stop_timeout_ms),

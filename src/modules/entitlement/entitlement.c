@@ -214,6 +214,7 @@ static enum status start_entitlement(struct kernel *kernel, const void *section,
         .name = "entitlement.idempotency_keys",
         .ttl_ms = entitlement->settings->idempotency.ttl_ms,
         .expires_inclusive = true,
+        .groups = idempotency_groups_create(IDEMPOTENCY_GROUP_WAIT_MS),
     };
     entitlement->outbox = kernel_outbox_create(
         kernel, &entitlement_outbox_table, &entitlement->settings->outbox, entitlement_publish, entitlement);
@@ -225,6 +226,13 @@ static enum status start_entitlement(struct kernel *kernel, const void *section,
     return STATUS_OK;
 }
 
+static void destroy_entitlement(void *state)
+{
+    struct entitlement *entitlement = state;
+    idempotency_groups_destroy(entitlement->keys.groups);
+    free(entitlement);
+}
+
 const struct module entitlement_module = {
     .name = "entitlement",
     .roles = (const char *const[]){"entitlement", NULL},
@@ -234,7 +242,7 @@ const struct module entitlement_module = {
     .migrations = entitlement_migrations,
     .check = check_settings,
     .start = start_entitlement,
-    .destroy = free,
+    .destroy = destroy_entitlement,
     .keeps_store = true,
     .provides = (const char *const[]){"entitlement", NULL},
     .each_topic = each_entitlement_topic,

@@ -297,7 +297,8 @@ static enum status start_intake(struct kernel *kernel, const void *section, void
     intake->settings = section;
     intake->keys = (struct idempotency_table){.name = "intake.idempotency_keys",
                                               .ttl_ms = intake->settings->idempotency.ttl_ms,
-                                              .expires_inclusive = false};
+                                              .expires_inclusive = false,
+                                              .groups = idempotency_groups_create(IDEMPOTENCY_GROUP_WAIT_MS)};
     intake->publisher =
         kernel_outbox_create(kernel, &intake_outbox_table, &intake->settings->outbox, publish_events, intake);
     kernel_retention_add_keys(kernel, &intake->keys, intake->settings->idempotency.cleanup_ms);
@@ -312,6 +313,13 @@ static enum status start_intake(struct kernel *kernel, const void *section, void
     return STATUS_OK;
 }
 
+static void destroy_intake(void *state)
+{
+    struct intake *intake = state;
+    idempotency_groups_destroy(intake->keys.groups);
+    free(intake);
+}
+
 const struct module intake_module = {
     .name = "intake",
     .roles = (const char *const[]){"intake", NULL},
@@ -320,7 +328,7 @@ const struct module intake_module = {
     .metrics = (struct metric_family *const[]){&intake_items_family, NULL},
     .migrations = intake_migrations,
     .start = start_intake,
-    .destroy = free,
+    .destroy = destroy_intake,
     .keeps_store = true,
     .provides = (const char *const[]){"item", NULL},
     .topic = &intake_topic,

@@ -1,5 +1,6 @@
 /* Calls with keys against what is stored and what was bought (I2–I6): connections are lost before a transaction or after its commit,
  * answers expire, keys are held by others, bodies differ. However often a call is tried, it has one effect and one answer. */
+#include <stdatomic.h>
 #include <time.h>
 
 #include "model.h"
@@ -20,6 +21,7 @@ static struct stored stored[KEYS];
 static unsigned bought;
 static enum fault fault; /* of the next exchanges: so many */
 static unsigned fault_count, effects;
+static atomic_bool loses_reply; /* of the next exchange that ends well, on any thread */
 
 /* ---- connections are lost ---- */
 
@@ -35,6 +37,23 @@ static void end_connections(void)
 
 enum status __real_db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db_result **results,
                                    size_t count, size_t *failed_at, struct error *error);
+
+void rig_lose_reply(void)
+{
+    atomic_store(&loses_reply, true);
+}
+
+static enum status lose_connection(struct db_conn *conn, struct db_result **results, size_t count,
+                                   struct error *error)
+{
+    static const struct db_statement end_sql = DB_STATEMENT("SELECT pg_terminate_backend(pg_backend_pid())");
+    for (size_t i = 0; i < count; i++) {
+        db_result_free(results[i]);
+        results[i] = NULL;
+    }
+    return db_exec(conn, &end_sql, NULL, clock_deadline_ms(PATIENCE_MS), NULL, error);
+}
+
 enum status __wrap_db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db_result **results,
                                    size_t count, size_t *failed_at, struct error *error);
 enum status __wrap_db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db_result **results,
@@ -45,7 +64,10 @@ enum status __wrap_db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, st
         fault_count--;
     if (is_lost && fault == LOST_BEFORE)
         end_connections();
+    bool loses = atomic_exchange(&loses_reply, false);
     enum status status = __real_db_pipeline_end(conn, deadline_ns, results, count, failed_at, error);
+    if (loses && status == STATUS_OK)
+        return lose_connection(conn, results, count, error);
     if (!is_lost || fault != LOST_AFTER || status != STATUS_OK)
         return status;
     for (size_t i = 0; i < count; i++) {

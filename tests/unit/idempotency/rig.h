@@ -49,7 +49,11 @@ void rig_run(struct call *call);
 struct call rig_again(const struct call *call); /* the same once more, run */
 unsigned rig_counted(struct metric_family *family, const char *route);
 
+/* The next pipeline that ends well, on any thread, loses its connection before the reply. */
+void rig_lose_reply(void);
+
 int run_duplicates_tests(void);
+int run_groups_tests(void);
 int run_model_tests(void);
 
 #endif

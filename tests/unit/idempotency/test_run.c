@@ -396,7 +396,7 @@ int main(int argc, char **argv)
     rig_start();
     int failed = run_model_tests();
     if (argc == 1) /* else that alone, to repeat a run */
-        failed += run_answers_tests() + run_duplicates_tests();
+        failed += run_answers_tests() + run_duplicates_tests() + run_groups_tests();
     rig_stop();
     return failed ? 1 : 0;
 }
