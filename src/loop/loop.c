@@ -108,8 +108,22 @@ void loop_free_later(struct loop *loop, void *memory, void (*free_fn)(void *memo
 
 /* ---- the phases, in order ---- */
 
-static int poll_events(struct loop *loop, int wait_ms)
+#define LONGEST_WAIT_NS \
+    (3600 * CLOCK_NS_PER_S) /* a timer may be due never; a tick without events does no harm */
+
+/* Until a timer is due to the nanosecond; in whole milliseconds where the kernel (before 5.11) or a sandbox has no epoll_pwait2.
+ * Negative: without limit. */
+static int poll_events(struct loop *loop, int64_t wait_ns)
 {
+    static atomic_bool is_coarse;
+    int wait_ms = wait_ns < 0 ? -1 : (int)((wait_ns + CLOCK_NS_PER_MS - 1) / CLOCK_NS_PER_MS);
+    if (wait_ns > 0 && !atomic_load_explicit(&is_coarse, memory_order_relaxed)) {
+        struct timespec wait = {.tv_sec = wait_ns / CLOCK_NS_PER_S, .tv_nsec = wait_ns % CLOCK_NS_PER_S};
+        int count = epoll_pwait2(loop->epoll_fd, loop->events, LOOP_EVENTS_PER_TICK, &wait, NULL);
+        if (count >= 0 || errno == EINTR)
+            return count;
+        atomic_store_explicit(&is_coarse, true, memory_order_relaxed);
+    }
     return epoll_wait(loop->epoll_fd, loop->events, LOOP_EVENTS_PER_TICK, wait_ms);
 }
 
@@ -119,18 +133,20 @@ static int poll_events(struct loop *loop, int wait_ms)
 static void wait_for_events(struct loop *loop, int wait_ms_max)
 {
     const struct loop_timers *timers = &loop->timers;
-    int wait_ms = wait_ms_max;
+    int64_t wait_ns = wait_ms_max < 0 ? -1 : wait_ms_max * CLOCK_NS_PER_MS;
     if (has_messages(loop)) {
-        wait_ms = 0;
+        wait_ns = 0;
     } else if (timers->count) {
-        int left_ms = clock_ms_left(timers->heap[1]->deadline_ns);
-        if (wait_ms < 0 || left_ms < wait_ms)
-            wait_ms = left_ms;
+        int64_t left_ns = timers->heap[1]->deadline_ns - clock_mono_ns();
+        left_ns = left_ns > 0 ? left_ns : 0;
+        left_ns = left_ns < LONGEST_WAIT_NS ? left_ns : LONGEST_WAIT_NS;
+        if (wait_ns < 0 || left_ns < wait_ns)
+            wait_ns = left_ns;
     }
     int count = poll_events(loop, 0);
-    if (count == 0 && wait_ms != 0) {
+    if (count == 0 && wait_ns != 0) {
         sched_yield();
-        count = poll_events(loop, wait_ms);
+        count = poll_events(loop, wait_ns);
     }
     loop->event_count = count > 0 ? count : 0; /* EINTR is an empty tick */
     loop->now_ns = clock_mono_ns();
