@@ -5,6 +5,7 @@ Times are from just before the POST to the line at the reader, so the commit is 
 """
 import itertools
 import json
+import resource
 import statistics
 import subprocess
 import threading
@@ -23,7 +24,8 @@ SESSIONS = 100
 RATE = 200
 SECONDS = 15
 WRITERS = 8
-IDLE = 10_000
+# One tenant's streams hold at most half of the connections, and those are bounded by the descriptors of a process.
+IDLE = min(10_000, (resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 1_000) // 2)
 FAN_OUT = 10  # messages, one at a time
 SETTLE_SECONDS = 3
 SLOW = 500  # half of them take a byte a second, half nothing
@@ -33,7 +35,7 @@ SLOW_SECONDS = 8
 SLOW_KIB = 256  # what is kept of a session, and what a reader is in the middle of
 PADDING = "x" * 4000
 SETTINGS = {"chat": {"agents": [{"name": "quiet", "reply": "ok"}], "default-agent": "quiet"},
-            "http": {"limits": {"connections": 20_000}}}
+            "http": {"limits": {"connections": 30_000}}}
 
 
 def session(number):
