@@ -123,7 +123,8 @@ static enum status apply_directly(struct group *group, struct db_conn *conn, str
     enum status status =
         bus_direct_ask(group->database->buses.commands, conn, STR(REFDATA_COMMANDS), REFDATA_APPLY_GROUP,
                        partitions, partition_count, is_expected, mark, &group->error);
-    db_pipeline_add(conn, &lock_timeout_sql, DB_NO_PARAMS);
+    if (!is_expected) /* which sets it itself */
+        db_pipeline_add(conn, &lock_timeout_sql, DB_NO_PARAMS);
     if (!writes_requests)
         add_acceptances(group, conn, true, arena);
     db_pipeline_leave(conn, results, 2);
