@@ -80,6 +80,9 @@ class RawConnection:
 
     def __init__(self, port, host="127.0.0.1", timeout=TIMEOUT, source=""):
         self.socket = socket.create_connection((host, port), timeout=timeout, source_address=(source, 0))
+        if self.socket.getsockname() == self.socket.getpeername():  # no server is there: the kernel gave its port to this end
+            self.socket.close()
+            raise ConnectionRefusedError("connected to itself")
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.buffer = b""
 
@@ -123,8 +126,9 @@ class RawConnection:
 
     def read_head(self):
         """Status line and headers; the body stays to be read."""
-        match = STATUS_LINE.fullmatch(self.read_line())
-        assert match, "bad status line"
+        line = self.read_line()
+        match = STATUS_LINE.fullmatch(line)
+        assert match, f"bad status line {line!r}"
         headers = {}
         while line := self.read_line():
             header = HEADER.fullmatch(line)

@@ -195,6 +195,35 @@ static void test_a_partition_is_not_given_up_while_its_handler_runs(void **state
     recorder_deinit(&recorder);
 }
 
+/* Partitions that come and go faster than librdkafka stops to fetch: it asserts that a partition is stopped once, and would take the
+ * process with it. */
+static void test_assignments_in_a_row_are_each_complete(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "rows", .partitions = 8};
+    enum { COUNT = 16, ROUNDS = 20, IN_A_ROW = 20 };
+    struct process process;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    kafka_open(&process, &topic, 1);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "rows"});
+    process_start(&process);
+    await_ready(&recorder);
+    bool came = true, are_assigned = true;
+    for (int round = 0; round < ROUNDS && came; round++) {
+        for (int i = 0; i < COUNT; i++)
+            publish(&process, "rows", (char[]){(char)('a' + i), '\0'}, round * COUNT + i);
+        for (int i = 0; i < IN_A_ROW; i++)
+            are_assigned &= bus_kafka_group_assign(reader_of(&process));
+        for (int i = 0; i < COUNT; i++)
+            came &= recorder_await_number(&recorder, round * COUNT + i);
+    }
+    process_close(&process);
+    assert_true(are_assigned);
+    assert_true(came);
+    recorder_deinit(&recorder);
+}
+
 int kafka_run_locks(void)
 {
     const struct CMUnitTest tests[] = {
@@ -202,6 +231,7 @@ int kafka_run_locks(void)
         cmocka_unit_test(test_a_holder_whose_last_look_is_old_begins_no_batch),
         cmocka_unit_test(test_a_partition_whose_lock_another_one_took_first_is_not_owned),
         cmocka_unit_test(test_a_partition_is_not_given_up_while_its_handler_runs),
+        cmocka_unit_test(test_assignments_in_a_row_are_each_complete),
     };
     return cmocka_run_group_tests_name("kafka locks", tests, NULL, NULL);
 }
