@@ -183,6 +183,21 @@ static bool find_positions(struct kafka_reader *reader)
     return is_good;
 }
 
+/* Returns when the partitions that were fetched before have stopped. librdkafka (2.0 to 2.15, its issue 5573) asks a partition that is
+ * still stopping to stop once more when it is removed again, and ends the process when the second answer comes. A stop is two
+ * messages in the queue of its main thread, the request and the answer; each question is answered after what is in that queue. */
+static rd_kafka_resp_err_t assign_and_settle(rd_kafka_t *rk, const kafka_list *list)
+{
+    rd_kafka_resp_err_t error = rd_kafka_assign(rk, list);
+
+    for (int question = 0; question < 3; question++) {
+        kafka_list *answer = NULL;
+        if (!rd_kafka_assignment(rk, &answer))
+            rd_kafka_topic_partition_list_destroy(answer);
+    }
+    return error;
+}
+
 /* Reads on in every partition that has a position, from the end of its queue. */
 bool bus_kafka_group_assign(struct kafka_reader *reader)
 {
@@ -201,7 +216,7 @@ bool bus_kafka_group_assign(struct kafka_reader *reader)
     pthread_mutex_unlock(&reader->lock);
     if (paused->cnt > 0)
         rd_kafka_resume_partitions(reader->rk, paused);
-    rd_kafka_resp_err_t error = rd_kafka_assign(reader->rk, list);
+    rd_kafka_resp_err_t error = assign_and_settle(reader->rk, list);
     rd_kafka_topic_partition_list_destroy(list);
     rd_kafka_topic_partition_list_destroy(paused);
     return !error;
@@ -310,7 +325,7 @@ void bus_kafka_on_rebalance(rd_kafka_t *rk, rd_kafka_resp_err_t what, kafka_list
     } else {
         bus_kafka_group_leave(reader, rd_kafka_assignment_lost(rk));
     }
-    rd_kafka_assign(rk, what == RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS ? none : NULL);
+    assign_and_settle(rk, what == RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS ? none : NULL);
     rd_kafka_topic_partition_list_destroy(none);
 }
 
