@@ -164,9 +164,11 @@ static void read_database(const struct db_target *target, void *arg)
 
 int app_books(const char *config_path, int64_t patience_ms, bool is_json)
 {
-    struct books_run run = {
-        .is_json = is_json,
-        .books = {.patience_ms = patience_ms, .on_line = print_line, .on_culprit = note_culprit}};
+    struct books_run run = {.is_json = is_json,
+                            .books = {.modules = app_modules,
+                                      .patience_ms = patience_ms,
+                                      .on_line = print_line,
+                                      .on_culprit = note_culprit}};
     struct db_target store;
     log_set_level(LOG_LEVEL_ERROR); /* failures are lines of the result */
     run.books.config = app_config_load(config_path);

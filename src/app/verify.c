@@ -459,7 +459,7 @@ int app_verify(int argc, char **argv)
         {"--url", "URL", CLIENT_URL_HELP "; may be given several times", .list = &urls},
         {"--token", "TOKEN", CLIENT_TOKEN_HELP, .into = &token},
         {"--patience", "3s",
-         "how long to wait for a pod with an older version, or for Kafka's consumers (default 3s)",
+         "how long to wait for a pod with an older version, or for consumers of Kafka and NATS (default 3s)",
          .duration_ms = &verify.patience_ms},
         {"--show-keys", NULL, "list keys that differ, up to 20 a pair", .flag = &verify.show_keys},
         {"--books", NULL, "check that everything accepted is decided or carried; needs no pod",

@@ -56,6 +56,11 @@ struct bus_nats_config {
 enum status bus_nats_create(const struct bus_nats_config *config, struct bus **bus,
                             struct error *error) MUST_CHECK;
 
+/* Blocking, without a bus; of the configuration it needs the servers, topics and names. *is_settled: the group has settled all messages that
+ * the topic had when this was called. False: not before the deadline. UNAVAILABLE when no server answers. */
+enum status bus_nats_is_settled(const struct bus_nats_config *config, const char *topic, const char *group,
+                                int64_t deadline_ns, bool *is_settled, struct error *error) MUST_CHECK;
+
 /* ---- plain subjects: no stream, at most once, for requests that are repeated (hydration) ----
  * on_message runs on a thread of the client and must not block; it refuses a message with `poison`. */
 enum status bus_nats_send(struct bus *bus, const struct bus_message *message,

@@ -9,6 +9,8 @@
 #include "kernel/config.h"
 #include "outbox/outbox.h"
 
+struct module;
+
 struct books_line {
     const char *kind; /* "update"; a table's name where its rows carry themselves */
     int64_t accepted, decided;
@@ -18,8 +20,9 @@ struct books_line {
 /* The argument of a module's books(), with the functions that it calls. */
 struct books {
     struct config *config;
+    const struct module *const *modules; /* of the program */
     const struct db_target *target;
-    int64_t patience_ms; /* how long to wait for Kafka's consumers */
+    int64_t patience_ms; /* how long to wait for consumers of Kafka and NATS */
     int64_t deadline_ns; /* of statements */
     void (*on_line)(struct books *books, const struct books_line *line);
     /* Names one that is lost or doubled, before its line. */

@@ -114,11 +114,33 @@ static enum status open_postgres(struct kernel_store *store, const struct topics
         bus, error);
 }
 
+/* `servers` is the caller's, and has the addresses. */
+static struct bus_nats_config nats_config(const struct kernel_nats *nats, const struct topics *all,
+                                          struct buf *servers)
+{
+    struct bus_security security = kernel_engine_security(&nats->tls, &nats->login);
+    for (size_t i = 0; i < nats->servers.count; i++)
+        buf_printf(servers, "%s%.*s", i ? "," : "", STR_ARG(nats->servers.items[i]));
+    buf_put_char(servers, '\0');
+    security.credentials_file = str_or_null(nats->credentials_file);
+    return (struct bus_nats_config){
+        .servers = buf_str(servers).ptr,
+        .security = security,
+        .topics = all->topics,
+        .topic_count = all->count,
+        .names = all->names,
+        .name_count = all->count,
+        .replicas = (unsigned)nats->replicas,
+        .ack_wait_ms = all->ack_wait_ms,
+        .advisory_stream = all->advisory_stream,
+        .terminated_stream = all->terminated_stream,
+        .keep_dead_ms = all->settings->keep_dead_ms,
+    };
+}
+
 static enum status open_nats(struct kernel_store *store, const struct topics *all, struct bus **bus,
                              struct error *error)
 {
-    const struct kernel_nats *nats = kernel_section(store->kernel, "nats");
-    struct bus_security security = kernel_engine_security(&nats->tls, &nats->login);
     struct db_target target = store->site.target;
     struct buf servers = {0};
     char host[HOST_BYTES] = "unknown";
@@ -128,29 +150,26 @@ static enum status open_nats(struct kernel_store *store, const struct topics *al
     else
         (void)!gethostname(host, sizeof host - 1);
     target.connections_max = (unsigned)all->settings->handlers;
-    for (size_t i = 0; i < nats->servers.count; i++)
-        buf_printf(&servers, "%s%.*s", i ? "," : "", STR_ARG(nats->servers.items[i]));
-    buf_put_char(&servers, '\0');
-    security.credentials_file = str_or_null(nats->credentials_file);
-    enum status status = bus_nats_create(
-        &(struct bus_nats_config){
-            .loop = store->site.home,
-            .workers = store->site.workers,
-            .servers = buf_str(&servers).ptr,
-            .client_name = host,
-            .security = security,
-            .target = &target,
-            .topics = all->topics,
-            .topic_count = all->count,
-            .names = all->names,
-            .name_count = all->count,
-            .replicas = (unsigned)nats->replicas,
-            .ack_wait_ms = all->ack_wait_ms,
-            .advisory_stream = all->advisory_stream,
-            .terminated_stream = all->terminated_stream,
-            .keep_dead_ms = all->settings->keep_dead_ms,
-        },
-        bus, error);
+    struct bus_nats_config config = nats_config(kernel_section(store->kernel, "nats"), all, &servers);
+    config.loop = store->site.home;
+    config.workers = store->site.workers;
+    config.client_name = host;
+    config.target = &target;
+    enum status status = bus_nats_create(&config, bus, error);
+    buf_deinit(&servers);
+    return status;
+}
+
+enum status kernel_events_are_settled(const struct config *config, const struct module *const *modules,
+                                      const char *topic, const char *group, int64_t deadline_ns,
+                                      bool *are_settled, struct error *error)
+{
+    struct topics all;
+    struct buf servers = {0};
+    list_topics(config, modules, &all);
+    struct bus_nats_config there = nats_config(config_section(config, "nats"), &all, &servers);
+    there.client_name = "freshet verify";
+    enum status status = bus_nats_is_settled(&there, topic, group, deadline_ns, are_settled, error);
     buf_deinit(&servers);
     return status;
 }

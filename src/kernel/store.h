@@ -73,6 +73,11 @@ void kernel_hydration_consumes(struct kernel *kernel, const char *entity_type);
  * False: no section names a database. Texts are borrowed from the configuration and the environment. */
 bool kernel_store_find(struct config *config, const struct module *const *modules, struct db_target *target);
 
+/* Where NATS carries events: has the group settled all messages that the topic has now? Waits for that until the deadline. */
+enum status kernel_events_are_settled(const struct config *config, const struct module *const *modules,
+                                      const char *topic, const char *group, int64_t deadline_ns,
+                                      bool *are_settled, struct error *error) MUST_CHECK;
+
 /* ---- topics of events, as modules' sections name them ----
  * The module that publishes a topic names it with its partitions. A module that reads it may name it after its owner, without
  * partitions: its settings override the owner's, except the stream, which must be the same. */

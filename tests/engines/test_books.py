@@ -101,8 +101,14 @@ def test_an_event_that_nats_lost_is_published_again(engines, serve, refdata_db, 
     notifies.stop()
     assert grant(client, "lost").status == 200
     eventually(lambda: refdata_db.query("select distinct status from entitlement.outbox_events") == [("PUBLISHED",)])
+    done = run("verify", "--books", "--patience", "100ms", "--config", accepts.config_path, env=accepts.env)
+    assert done.returncode == 0, done.stdout  # NATS has it
     with nats.Nats(engines.nats.address) as wire:
         wire.api(f"STREAM.DELETE.{stream}")
+    done = run("verify", "--books", "--config", accepts.config_path, env=accepts.env)  # no later event is needed to know
+    assert done.returncode == 1, done.stdout
+    assert [line.split()[2:] for line in done.stdout.splitlines() if "entitlement.events " in line and "WRONG" not in line] == [
+        ["2", "1", "0", "1", "0"]]
     notifies.start()
     eventually(lambda: statuses(refdata_db, "lost") == ["SENT"])
     lost = refdata_db.value("select event_id::text from entitlement.outbox_events where aggregate_key like '%%lost%%'")

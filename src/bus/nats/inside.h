@@ -9,7 +9,7 @@
  *   connection.c  connect, subscriptions, pull requests      consumer.c    its consumer; gaps, lag
  *   stream.c      names; streams of topics; lease bucket     lease.c       members of a group; leases of partitions
  *   message.c     encode and decode; plain subjects          advisories.c  messages that the server has given up
- *   publish.c     bus_publish()
+ *   publish.c     bus_publish()                              settled.c     has a group read all? For books
  *
  * nats->lock protects all of it. The upkeep and the jobs hold it and release it while they wait: for an answer of the server, and
  * for handlers. What is only sent (a pull request, an acknowledgement) may be sent under it. */

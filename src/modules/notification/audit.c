@@ -35,16 +35,21 @@ static const struct db_statement audit_sql =
     DB_STATEMENT("SELECT tenant_id, event_id, aggregate_key, is_lost::int"
                  " FROM notification.audit_events($1, $2, $3, $4, $5, $6, $7)");
 
-/* $1 topic, $2 group, $3 keep in ms, $4 redelivery in ms. Events that an operator discarded have an error. */
+/* $1 topic, $2 group, $3 keep in ms, $4 redelivery in ms, $5 microseconds: the group has settled all that was published before. Events that
+ * an operator discarded have an error. */
+#define IS_LOST "(u.is_lost OR u.published_at < timestamptz 'epoch' + $5 * interval '1 microsecond')"
+#define UNHANDLED                                                                                 \
+    " FROM notification.unhandled($1, $2, '-infinity', 'infinity', now() - $3 * interval '1 ms'," \
+    "                             $4 * interval '1 ms') u"
 static const struct db_statement books_sql = DB_STATEMENT(
     "SELECT (SELECT count(*) FROM entitlement.outbox_events e WHERE e.status = 'PUBLISHED' AND e.last_error IS NULL"
     "         AND e.created_at >= now() - $3 * interval '1 ms'),"
-    "       count(*), count(*) FILTER (WHERE u.is_lost)"
-    " FROM notification.unhandled($1, $2, '-infinity', 'infinity', now() - $3 * interval '1 ms', $4 * interval '1 ms') u");
-static const struct db_statement lost_sql = DB_STATEMENT(
-    "SELECT u.tenant_id, u.event_id, u.aggregate_key"
-    " FROM notification.unhandled($1, $2, '-infinity', 'infinity', now() - $3 * interval '1 ms', $4 * interval '1 ms') u"
-    " WHERE u.is_lost ORDER BY u.published_at LIMIT 1000");
+    "       count(*), count(*) FILTER (WHERE " IS_LOST
+    "), (extract(epoch from now()) * 1000000)::bigint" UNHANDLED);
+static const struct db_statement lost_sql =
+    DB_STATEMENT("SELECT u.tenant_id, u.event_id, u.aggregate_key" UNHANDLED " WHERE " IS_LOST
+                 " ORDER BY u.published_at LIMIT 1000");
+enum { ACCEPTED, OPEN, LOST, NOW_US };
 
 struct notification_audit {
     struct notification *notification;
@@ -134,33 +139,78 @@ void notification_audit_add(struct notification *notification)
 
 /* ---- books ---- */
 
+struct notification_book {
+    struct db_param params[6]; /* of books_sql and lost_sql */
+    struct db_result *counts, *lost;
+};
+
+static enum status read_events(struct notification_book *book, struct books *books, struct db_conn *conn,
+                               int64_t settled_us, struct error *error)
+{
+    db_result_free(book->counts);
+    db_result_free(book->lost);
+    book->counts = book->lost = NULL;
+    book->params[4] = db_i64(settled_us);
+    enum status status = db_query(conn, &books_sql, book->params, books->deadline_ns, &book->counts, error);
+    return status == STATUS_OK
+               ? db_query(conn, &lost_sql, book->params, books->deadline_ns, &book->lost, error)
+               : status;
+}
+
+/* Dead letters last: a message that became one is there when it is settled. */
+static enum status await_nats(struct books *books, const char *group, bool *are_settled, struct error *error)
+{
+    static const char *const topics[] = {NOTIFICATION_TOPIC, NOTIFICATION_TOPIC BUS_DEAD_SUFFIX};
+    int64_t deadline_ns = clock_deadline_ms(books->patience_ms);
+    enum status status = STATUS_OK;
+    *are_settled = true;
+    for (size_t i = 0; i < 2 && *are_settled && status == STATUS_OK; i++)
+        status = kernel_events_are_settled(books->config, books->modules, topics[i], group, deadline_ns,
+                                           are_settled, error);
+    return status;
+}
+
+/* Only the engine knows its messages: when the group has settled all of them, an event that was published before, and is still not handled,
+ * is lost. */
+static enum status ask_nats(struct notification_book *book, struct books *books, struct db_conn *conn,
+                            const char *group, struct error *error)
+{
+    int64_t before_us = db_result_i64(book->counts, 0, NOW_US);
+    bool are_settled = false;
+    enum status status = await_nats(books, group, &are_settled, error);
+    if (status != STATUS_OK || !are_settled)
+        return status;
+    db_rollback(conn);
+    status = db_begin(conn, DB_REPEATABLE_READ_ONLY, books->deadline_ns, error);
+    return status == STATUS_OK ? read_events(book, books, conn, before_us, error) : status;
+}
+
 enum status notification_books(struct books *books, struct db_conn *conn, struct error *error)
 {
     const struct notification_settings *settings = config_section(books->config, "notification");
-    const struct db_param params[] = {topic_param(config_section(books->config, "bus")),
-                                      db_text(settings->nats.durable), db_i64(keep_ms(settings)),
-                                      db_i64(redelivery_ms(settings)), DB_END};
-    struct db_result *counts = NULL, *lost = NULL;
+    const struct kernel_bus_settings *bus = config_section(books->config, "bus");
+    struct notification_book book = {.params = {topic_param(bus), db_text(settings->nats.durable),
+                                                db_i64(keep_ms(settings)),
+                                                db_i64(redelivery_ms(settings)), [5] = DB_END}};
     struct books_line line = {.kind = "entitlement.events"};
     enum status status =
         kernel_books_count_rows(books, conn, &notification_delivery_table,
                                 "its lease ends in hours: set lease_until of its row to null", error);
     if (status == STATUS_OK)
-        status = db_query(conn, &books_sql, params, books->deadline_ns, &counts, error);
-    if (status == STATUS_OK)
-        status = db_query(conn, &lost_sql, params, books->deadline_ns, &lost, error);
-    for (size_t i = 0; status == STATUS_OK && i < db_result_rows(lost); i++) {
-        struct str id = db_result_str(lost, i, 1);
-        books->on_culprit(books, line.kind, id,
+        status = read_events(&book, books, conn, 0, error);
+    if (status == STATUS_OK && bus->events == KERNEL_NATS &&
+        db_result_i64(book.counts, 0, OPEN) > db_result_i64(book.counts, 0, LOST))
+        status = ask_nats(&book, books, conn, settings->nats.durable.ptr, error);
+    for (size_t i = 0; status == STATUS_OK && i < db_result_rows(book.lost); i++)
+        books->on_culprit(books, line.kind, db_result_str(book.lost, i, 1),
                           "was published, and neither became a notification nor is on the bus");
-    }
     if (status == STATUS_OK) {
-        line.accepted = db_result_i64(counts, 0, 0);
-        line.decided = line.accepted - db_result_i64(counts, 0, 1);
-        line.lost = db_result_i64(counts, 0, 2);
+        line.accepted = db_result_i64(book.counts, 0, ACCEPTED);
+        line.decided = line.accepted - db_result_i64(book.counts, 0, OPEN);
+        line.lost = db_result_i64(book.counts, 0, LOST);
         books->on_line(books, &line);
     }
-    db_result_free(counts);
-    db_result_free(lost);
+    db_result_free(book.counts);
+    db_result_free(book.lost);
     return status;
 }
