@@ -18,8 +18,12 @@ from .write import CLIENTS, in_turn
 
 GREEDY, MODEST = "greedy", "modest"
 MODEST_CLIENTS, BLOCKED, LOADS, REQUESTS, PIPELINED = 4, 200, 100, 20_000, 128
-LOCK = 4711
+LOCK, BACKLOG, DELIVERIES = 4711, 100_000, 100
 PLAIN = Builtin("PLAIN", 0)
+
+
+# Whose updates by the greedy tenant are in other partitions than those of PLAIN by the modest one, where they would have to wait.
+SLOW_CODES = [f"SLOW{number}" for number in range(10)]
 
 
 class Slow:
@@ -72,8 +76,9 @@ class Side:
     def __init__(self, bench, database):
         self.bench, self.database, self.numbers = bench, database, itertools.count()
         self.loads = [Slow(f"LOAD{number}") for number in range(2 * bench.rounds.rounds * LOADS)]
-        settings = {"http": {"limits": {"requestTimeout": "1h"}}, "refdata": {"postgres": {"statementTimeout": "1h"}}}
-        freshet = bench.freshet(database, [PLAIN, Slow("SLOW"), *self.loads], settings)
+        settings = {"http": {"limits": {"requestTimeout": "1h"}}, "refdata": {"postgres": {"statementTimeout": "1h"}},
+                    "notification": {"delivery": {"poll-interval": "10ms"}}}
+        freshet = bench.freshet(database, [PLAIN, *map(Slow, ["SLOW", *SLOW_CODES]), *self.loads], settings)
         freshet.prepare()
         database.run(SCHEMA)
         self.running = freshet.start("freshet-greedy", 1)
@@ -87,9 +92,10 @@ class Side:
             yield post("/v1/entitlements/grants", self.tokens[tenant], {
                 "user_id": name, "stock_keeping_unit": sku, "reason": "purchase", "purchase_id": name}, name)
 
-    def updates(self, tenant, count, code="PLAIN"):
-        for number in range(count):
-            yield post(f"/v1/tenants/{tenant}/updates", self.tokens[tenant], {
+    def updates(self, tenant, count, *codes, waits=False):
+        query = "?consistencyMode=WAIT_COMMIT&timeoutMs=1000" if waits else ""
+        for number, code in zip(range(count), itertools.cycle(codes or ["PLAIN"])):
+            yield post(f"/v1/tenants/{tenant}/updates{query}", self.tokens[tenant], {
                 "dictCode": code, "eventType": "DELTA", "items": [{"key": f"k{number % 1000}", "op": "UPSERT", "payload": number}]})
 
     def reads(self, tenant, codes):
@@ -118,6 +124,19 @@ class Side:
     def update(self):
         return self._steady(self.updates(MODEST, REQUESTS))
 
+    def decision(self):
+        return self._steady(self.updates(MODEST, REQUESTS, waits=True))
+
+    def delivery(self):
+        """Of one notification after the other, from its commit on."""
+        for _ in range(DELIVERIES):
+            self.leave(MODEST, 1)
+            while self.database.rows(f"select 1 from notification.notifications where tenant_id = '{MODEST}' and status <> 'SENT'"):
+                pass
+        times = self.database.rows("select extract(epoch from sent_at - created_at) * 1e6 from notification.notifications"
+                                   f" where tenant_id = '{MODEST}' order by created_at desc limit {DELIVERIES}")
+        return sorted(float(time) for time, in times)[int(0.99 * DELIVERIES) - 1]
+
     def read(self):
         return self._steady(self.reads(MODEST, ["PLAIN"] * 100))
 
@@ -142,6 +161,19 @@ class Side:
             finally:
                 greedy.kill()
 
+    def leave(self, tenant, count):
+        """Notifications that are due."""
+        self.database.run("insert into notification.notifications (notification_id, tenant_id, event_id, event_type, user_id,"
+                          " stock_keeping_unit, payload_json, created_at) select gen_random_uuid(), "
+                          f"'{tenant}', gen_random_uuid(), 'EntitlementGranted', 'u', 'item1', '{{}}', clock_timestamp()"
+                          f" from generate_series(1, {count})")
+
+    @contextlib.contextmanager
+    def backlog(self):
+        self.leave(GREEDY, BACKLOG)
+        yield
+        self.database.run(f"delete from notification.notifications where tenant_id = '{GREEDY}'")
+
     @contextlib.contextmanager
     def blocked(self, requests):
         with locked(self.database), unread(self.running.port, requests):
@@ -157,6 +189,9 @@ def resources(side):
         "commits of updates, slowed down by a dictionary's SQL": (
             side.update, lambda: side.blocked(side.updates(GREEDY, BLOCKED, "SLOW"))),
         "commits of updates, flooded": (side.update, lambda: side.flood(side.updates(GREEDY, REQUESTS))),
+        "handlers of apply, blocked by slow SQL": (
+            side.decision, lambda: side.blocked(side.updates(GREEDY, BLOCKED, *SLOW_CODES))),
+        "deliveries of notifications, with a backlog": (side.delivery, side.backlog),
         "loads, blocked by slow SQL": (
             side.load, lambda: side.blocked(side.reads(GREEDY, [load.code for load in side.loads[:BLOCKED]]))),
         "loops, flooded with pipelined reads of 100 keys": (

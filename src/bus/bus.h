@@ -105,6 +105,8 @@ enum bus_verdict_kind {
     BUS_TERM, /* never again: becomes a dead letter with the reason; the partition goes on */
 };
 
+#define BUS_SHARES_MAX 2 /* of one message */
+
 #define BUS_REASON_BYTES 256
 struct bus_verdict {
     enum bus_verdict_kind kind;
@@ -164,8 +166,12 @@ struct bus_subscription {
     bool uses_attached;
     bool relaxed;
     bool (*wakes)(void *context, const struct bus_message *message);
-    unsigned parallel;     /* partitions handled at once in this process; 0 = all. BUS_EVERY: always 1 */
-    unsigned attempts_max; /* after so many attempts BUS_RETRY becomes BUS_TERM; 0 = never */
+    unsigned parallel; /* partitions handled at once in this process; 0 = all. BUS_EVERY: always 1 */
+    /* BUS_SHARED, PostgreSQL and Kafka: for whom a message is handled, as hashes that are not 0. Returns how many. One share has at most
+     * all of `parallel` but a sixth, at least one (base/turns.h), so that messages of others can be handled while its handlers block;
+     * a batch ends before a message of a share that has as many. NULL: no bound. Called under a lock: keep it short. */
+    unsigned (*shares)(const struct bus_message *message, uint64_t shares[BUS_SHARES_MAX]);
+    unsigned attempts_max;                  /* after so many attempts BUS_RETRY becomes BUS_TERM; 0 = never */
     int64_t backoff_min_ms, backoff_max_ms; /* of BUS_RETRY (base/backoff.h); 0 = 100 ms, 30 s */
     /* BUS_EVERY: also messages that the engine forwards at once and does not store (Redis's Pub/Sub): batches of messages with offset
      * -1, in no order and without verdicts, which are delivered again from the topic if they are stored there. Drivers without such

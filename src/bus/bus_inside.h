@@ -5,7 +5,9 @@
 #include <stdatomic.h>
 
 #include "base/arena.h"
+#include "base/map.h"
 #include "base/metrics.h"
+#include "base/turns.h"
 #include "bus/bus.h"
 
 /* ---- topics ---- */
@@ -133,5 +135,25 @@ size_t bus_deliver(struct bus_delivery *delivery, const struct bus_message *mess
                    int64_t *wait_ms) MUST_CHECK;
 /* The partition goes to another member, or messages were skipped: counting begins at 0. */
 void bus_delivery_forget(struct bus_delivery *delivery);
+
+/* ---- slots.c: the handlers of a consumer, and how many of them one share has (bus_subscription.shares). Not synchronized ---- */
+struct bus_slots {
+    unsigned (*shares)(const struct bus_message *message, uint64_t shares[BUS_SHARES_MAX]);
+    struct turns turns;
+    size_t free;
+};
+struct bus_slot { /* of a batch; {0} = none */
+    struct map held;
+    bool is_taken;
+};
+void bus_slots_init(struct bus_slots *slots, const struct bus_consumer *consumer);
+void bus_slots_deinit(struct bus_slots *slots);           /* all have left */
+bool bus_slots_are_scarce(const struct bus_slots *slots); /* some share may not have one more */
+bool bus_slots_may_enter(const struct bus_slots *slots, const struct bus_message *message);
+/* Takes a slot for the first messages, as many as may be handled now; returns how many, 0 = no slot was taken. With a slot already
+ * taken it is extended to these messages. */
+size_t bus_slots_enter(struct bus_slots *slots, struct bus_slot *slot, const struct bus_message *messages,
+                       size_t count);
+void bus_slots_leave(struct bus_slots *slots, struct bus_slot *slot);
 
 #endif

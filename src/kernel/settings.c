@@ -118,7 +118,9 @@ static const struct setting_row bus_postgres_rows[] = {
      "Partitions of the topic of commands: at most this many are handled at once. The number of an existing topic does not change.",
      "16", 1, 256},
     {"handlers", SETTING_INT, BUS_ROW(handlers),
-     "Partitions that this process handles at once, per database; each uses a connection.", "4", 1, 64},
+     "Partitions with updates of one tenant, or of one dictionary, that this process handles at once, per database; each "
+     "uses a connection. A fifth is added for the others.",
+     "4", 1, 64},
     {"pollInterval", SETTING_DURATION_MS, BUS_ROW(poll_ms), "How often messages are read without a notice.",
      "1s", 10, HOUR_MS},
     {"keep", SETTING_DURATION_MS, BUS_ROW(keep_ms), "How long handled messages are kept.", "10m", 1000,

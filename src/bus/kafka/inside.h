@@ -51,10 +51,11 @@ struct kafka_partition {
     unsigned generation; /* a job of another one changes nothing */
     rd_kafka_message_t **items;
     size_t head, count, capacity, taken, bytes;
-    int64_t position; /* the first that is not settled; -1: not known yet */
-    int64_t fetch_at; /* the first that is not here yet */
-    int64_t due_ns;   /* no batch before */
-    bool has_gap;     /* after `before_gap` items, up to gap_next */
+    int64_t position;     /* the first that is not settled; -1: not known yet */
+    int64_t fetch_at;     /* the first that is not here yet */
+    int64_t due_ns;       /* no batch before */
+    struct bus_slot slot; /* of the job */
+    bool has_gap;         /* after `before_gap` items, up to gap_next */
     size_t before_gap;
     int64_t gap_from, gap_next;
     /* the reader's thread */
@@ -86,6 +87,7 @@ struct kafka_reader {
     struct kafka_partition **partitions; /* by number; created when first owned, freed at the end */
     unsigned partition_count;
     unsigned running; /* jobs queued or running */
+    struct bus_slots slots;
     unsigned turn;
     bool is_halted; /* no new jobs: a rebalance, or the end */
 

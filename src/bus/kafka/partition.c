@@ -194,6 +194,9 @@ static void run_partition(struct worker_job *work)
     struct bus_message *messages = arena_alloc(&arena, (count + 1) * sizeof messages[0]);
     for (size_t i = 0; i < count; i++)
         read_message(items[i], consumer->topic->name, &arena, &messages[i]);
+    pthread_mutex_lock(&reader->lock);
+    count = bus_slots_enter(&reader->slots, &partition->slot, messages, count);
+    pthread_mutex_unlock(&reader->lock);
     if (has_gap) {
         bus_delivery_forget(&partition->delivery);
         bus_consumer_gap(consumer, partition->number, gap_from, gap_next);
@@ -227,6 +230,7 @@ static void partition_done(struct worker_job *work)
 
     pthread_mutex_lock(&reader->lock);
     partition->is_busy = false;
+    bus_slots_leave(&reader->slots, &partition->slot);
     reader->running--;
     bus_kafka_partitions_dispatch(reader);
     bus_kafka_reader_wake(reader); /* to commit, to read on, or to wait for the end of a backoff */
@@ -242,6 +246,25 @@ static bool has_work(const struct kafka_partition *partition)
            (partition->count > 0 || (partition->has_gap && partition->before_gap == 0));
 }
 
+/* Of the next message what its slot depends on. */
+static struct bus_message head_of(const struct kafka_partition *partition)
+{
+    const rd_kafka_message_t *head = partition->items[partition->head];
+
+    return (struct bus_message){.key = head->key ? str_of(head->key, head->key_len) : STR_NONE};
+}
+
+/* A gap alone needs no slot. */
+static bool may_begin(const struct kafka_partition *partition)
+{
+    if (!has_work(partition))
+        return false;
+    if (partition->count == 0)
+        return true;
+    const struct bus_message head = head_of(partition);
+    return bus_slots_may_enter(&partition->reader->slots, &head);
+}
+
 void bus_kafka_partitions_dispatch(struct kafka_reader *reader)
 {
     int64_t now_ns = clock_mono_ns();
@@ -251,12 +274,16 @@ void bus_kafka_partitions_dispatch(struct kafka_reader *reader)
     for (unsigned i = 0; i < reader->partition_count && reader->running < reader->consumer.spec.parallel;
          i++) {
         struct kafka_partition *partition = reader->partitions[(reader->turn + i) % reader->partition_count];
-        if (!has_work(partition) || partition->due_ns > now_ns)
+        if (!may_begin(partition) || partition->due_ns > now_ns)
             continue;
         partition->work = (struct worker_job){.run = run_partition, .done = partition_done};
         if (!worker_pool_submit(reader->kafka->config.workers, &partition->work))
             return; /* the queue of the workers is full: the reader tries again */
         partition->is_busy = true;
+        if (partition->count > 0) {
+            const struct bus_message head = head_of(partition);
+            bus_slots_enter(&reader->slots, &partition->slot, &head, 1);
+        }
         reader->running++;
         reader->turn = partition->number + 1;
     }
@@ -267,7 +294,7 @@ int64_t bus_kafka_partitions_due_ns(const struct kafka_reader *reader)
     int64_t due_ns = CLOCK_NEVER;
 
     for (unsigned i = 0; i < reader->partition_count; i++)
-        if (has_work(reader->partitions[i]) && reader->partitions[i]->due_ns < due_ns)
+        if (may_begin(reader->partitions[i]) && reader->partitions[i]->due_ns < due_ns)
             due_ns = reader->partitions[i]->due_ns;
     return due_ns;
 }

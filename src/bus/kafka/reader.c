@@ -265,6 +265,7 @@ void bus_kafka_reader_create(struct bus *bus, const struct bus_consumer *consume
     const struct str labels[] = {consumer->topic->name, str_from(consumer->spec.group)};
 
     reader->consumer = *consumer;
+    bus_slots_init(&reader->slots, consumer);
     reader->kafka = kafka;
     reader->topic_partitions = consumer->topic->spec.partitions;
     reader->uses_locks = kafka->lock_pool != NULL;
@@ -291,6 +292,7 @@ void bus_kafka_reader_destroy(struct kafka_reader *reader)
             bus_kafka_partition_destroy(reader->partitions[i]);
     free(reader->partitions);
     bus_consumer_deinit(&reader->consumer);
+    bus_slots_deinit(&reader->slots);
     pthread_cond_destroy(&reader->idle);
     pthread_mutex_destroy(&reader->lock);
     free(reader);

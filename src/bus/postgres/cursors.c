@@ -19,6 +19,59 @@ enum status bus_postgres_cursors_create(struct db_conn *conn, const struct bus_t
                    deadline_ns, NULL, error);
 }
 
+/* ---- the next messages of a group ---- */
+
+#define HEADS_DEADLINE_MS 10000
+#define HEADS_MS 20 /* between two looks that found nothing */
+
+/* Their keys, in the order of partitions from $3 on. $4: a backoff that would end later was written before the clock was set back. */
+static const struct db_statement heads_sql = DB_STATEMENT_BINARY(
+    "SELECT c.partition::text, m.key"
+    " FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition) CROSS JOIN LATERAL ("
+    "    SELECT m.key FROM platform.bus_message m"
+    "    WHERE m.topic = c.topic AND m.partition = c.partition AND m.message_offset >= c.position"
+    "    ORDER BY m.message_offset LIMIT 1) m"
+    " WHERE c.group_name = $1 AND c.topic = $2 AND c.position < p.next_offset"
+    "   AND (c.retry_at IS NULL OR c.retry_at <= clock_timestamp()"
+    "        OR c.retry_at > clock_timestamp() + $4 * interval '1 ms')"
+    " ORDER BY (c.partition - $3 + 65536) % 256");
+
+enum status bus_postgres_heads_choose(struct reader_worker *worker, struct db_conn *conn,
+                                      unsigned partitions[BUS_PARTITIONS_MAX], unsigned *count,
+                                      struct error *error)
+{
+    struct reader *reader = worker->reader;
+    const struct bus_subscription *spec = &reader->consumer.spec;
+    int64_t now_ns = clock_mono_ns();
+    struct db_result *heads = NULL;
+
+    pthread_mutex_lock(&reader->postgres->lock);
+    int64_t wait_ns = reader->heads_ns - now_ns;
+    reader->is_refused = true; /* before the look, so that a slot which is left meanwhile wakes a worker */
+    pthread_mutex_unlock(&reader->postgres->lock);
+    if (wait_ns > 0) {
+        bus_postgres_worker_due(worker, wait_ns / CLOCK_NS_PER_MS + 1);
+        return STATUS_OK;
+    }
+    enum status status =
+        db_query(conn, &heads_sql,
+                 DB_PARAMS(db_cstr(spec->group), db_text(reader->consumer.topic->name),
+                           db_int(bus_postgres_reader_turn(reader)), db_i64(2 * spec->backoff_max_ms)),
+                 clock_deadline_ms(HEADS_DEADLINE_MS), &heads, error);
+    pthread_mutex_lock(&reader->postgres->lock);
+    for (size_t row = 0; heads && row < db_result_rows(heads); row++) {
+        const struct bus_message head = {
+            .key = db_result_is_null(heads, row, 1) ? STR_NONE : db_result_str(heads, row, 1)};
+        if (bus_slots_may_enter(&reader->slots, &head))
+            partitions[(*count)++] = (unsigned)db_result_i64(heads, row, 0);
+    }
+    if (status == STATUS_OK && *count == 0)
+        reader->heads_ns = now_ns + HEADS_MS * CLOCK_NS_PER_MS;
+    pthread_mutex_unlock(&reader->postgres->lock);
+    db_result_free(heads);
+    return status;
+}
+
 /* ---- direct handling ----
  * A process that locks a group's cursors, with no message after them, is the group until its transaction ends, and handles at once
  * what it would have published. Consumers skip those partitions meanwhile; at the end they are woken for messages that were

@@ -57,6 +57,9 @@ struct reader {
     uint64_t places[BUS_PARTITIONS_MAX / 64];
     uint64_t taken[BUS_PARTITIONS_MAX / 64]; /* a worker is there: the partition waits for its end */
     struct attached_message *attached;       /* the newest message that came with its notice, or NULL */
+    struct bus_slots slots;
+    bool is_refused;  /* messages wait for a slot: the next one that is left wakes a worker */
+    int64_t heads_ns; /* no look at the next messages before this: none could have a slot */
 
     struct reader_partition *partitions;
     int64_t checked_ns; /* BUS_EVERY: at this time the positions were those of the server */
@@ -69,6 +72,12 @@ void bus_postgres_reader_free(struct reader *reader);
 void bus_postgres_reader_wake(struct reader *reader, int partition, struct str attached,
                               const struct bus_message *message);
 void bus_postgres_worker_due(struct reader_worker *worker, int64_t wait_ms); /* within its run */
+unsigned bus_postgres_reader_turn(struct reader *reader); /* the partition to look at first */
+/* bus_slots of the reader. A leaver wakes a worker if messages were refused a slot. */
+bool bus_postgres_slots_are_scarce(struct reader *reader);
+size_t bus_postgres_slot_enter(struct reader *reader, struct bus_slot *slot,
+                               const struct bus_message *messages, size_t count);
+void bus_postgres_slot_leave(struct reader *reader, struct bus_slot *slot);
 /* Around a handler that has messages. False: the bus is stopping, do not begin. */
 bool bus_postgres_handling_begin(struct postgres *postgres);
 void bus_postgres_handling_end(struct postgres *postgres);
@@ -136,6 +145,11 @@ struct str bus_postgres_notice(const struct postgres *postgres, const struct bus
 enum status bus_postgres_cursors_create(struct db_conn *conn, const struct bus_topic_state *topic,
                                         const char *group, bool from_start, int64_t deadline_ns,
                                         struct error *error) MUST_CHECK;
+/* While slots are scarce: the partitions whose next message may have one now. None when that was looked for a moment ago without
+ * success; then the worker is due soon. */
+enum status bus_postgres_heads_choose(struct reader_worker *worker, struct db_conn *conn,
+                                      unsigned partitions[BUS_PARTITIONS_MAX], unsigned *count,
+                                      struct error *error) MUST_CHECK;
 enum suspicion {
     SUSPECT_HANDLE,
     SUSPECT_GIVE_UP, /* too many processes died while they handled it: do not call the handler */

@@ -112,6 +112,47 @@ static struct attached_message *take_attached(struct reader *reader, int place)
     return NULL;
 }
 
+unsigned bus_postgres_reader_turn(struct reader *reader)
+{
+    return atomic_fetch_add(&reader->turn, 1) % reader->consumer.topic->spec.partitions;
+}
+
+/* ---- slots ---- */
+
+bool bus_postgres_slots_are_scarce(struct reader *reader)
+{
+    if (!reader->slots.shares)
+        return false;
+    pthread_mutex_lock(&reader->postgres->lock);
+    bool are_scarce = bus_slots_are_scarce(&reader->slots);
+    pthread_mutex_unlock(&reader->postgres->lock);
+    return are_scarce;
+}
+
+size_t bus_postgres_slot_enter(struct reader *reader, struct bus_slot *slot,
+                               const struct bus_message *messages, size_t count)
+{
+    if (!reader->slots.shares)
+        return count;
+    pthread_mutex_lock(&reader->postgres->lock);
+    size_t allowed = bus_slots_enter(&reader->slots, slot, messages, count);
+    reader->is_refused |= allowed < count;
+    pthread_mutex_unlock(&reader->postgres->lock);
+    return allowed;
+}
+
+void bus_postgres_slot_leave(struct reader *reader, struct bus_slot *slot)
+{
+    if (!slot->is_taken)
+        return;
+    pthread_mutex_lock(&reader->postgres->lock);
+    bus_slots_leave(&reader->slots, slot);
+    if (reader->is_refused)
+        bus_postgres_reader_wake(reader, POSTGRES_ANYWHERE, STR_NONE, NULL);
+    reader->is_refused = false;
+    pthread_mutex_unlock(&reader->postgres->lock);
+}
+
 /* ---- a worker's run ---- */
 
 void bus_postgres_worker_due(struct reader_worker *worker, int64_t wait_ms)
@@ -238,6 +279,7 @@ void bus_postgres_reader_create(struct bus *bus, const struct bus_consumer *cons
     reader->consumer = *consumer;
     reader->postgres = postgres;
     reader->polled_sum = -1; /* the first poll wakes it */
+    bus_slots_init(&reader->slots, consumer);
     reader->workers = memory_zalloc(consumer->spec.parallel * sizeof reader->workers[0]);
     for (unsigned i = 0; i < consumer->spec.parallel; i++)
         reader->workers[i] = (struct reader_worker){
@@ -265,6 +307,7 @@ void bus_postgres_reader_free(struct reader *reader)
     for (unsigned i = 0; i < reader->consumer.spec.parallel; i++)
         task_destroy(reader->workers[i].task);
     bus_consumer_deinit(&reader->consumer);
+    bus_slots_deinit(&reader->slots);
     bus_postgres_attached_free(reader->attached);
     free(reader->workers);
     free(reader->partitions);

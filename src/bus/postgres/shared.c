@@ -24,6 +24,7 @@ struct locked_batch {
     int64_t position, next_offset; /* < 0: not known yet */
     struct bus_batch batch;
     struct bus_outcome outcome;
+    struct bus_slot slot;
 };
 
 static bool is_suspect(const struct locked_batch *locked)
@@ -53,20 +54,25 @@ static bool is_suspect(const struct locked_batch *locked)
     "        due.next_offset::text, " others ", " POSTGRES_MESSAGE_COLUMNS                          \
     " FROM due LEFT JOIN LATERAL (" messages ") m ON true"
 
+#define A_BATCH                                                                                       \
+    "    SELECT * FROM ("                                                                             \
+    "        SELECT w.*, sum(octet_length(w.payload)) OVER (ORDER BY w.message_offset)"               \
+    "                    - octet_length(w.payload) AS before"                                         \
+    "        FROM (SELECT * FROM platform.bus_message"                                                \
+    "              WHERE topic = $2 AND partition = due.partition AND message_offset >= due.position" \
+    "              ORDER BY message_offset"                                                           \
+    "              LIMIT CASE WHEN due.position < due.careful_until THEN 1 ELSE $3 END) w) x"         \
+    "    WHERE x.before < $4"
 static const struct db_statement lock_anywhere_sql = DB_STATEMENT_BINARY(LOCK_AND_READ(
     "    ORDER BY (c.partition - $5 + 65536) % 256",
     "EXISTS (SELECT FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
     "                WHERE c.group_name = $1 AND c.topic = $2 AND c.position < p.next_offset"
     "                  AND c.partition <> due.partition"
     "                  AND " DUE ")::text",
-    "    SELECT * FROM ("
-    "        SELECT w.*, sum(octet_length(w.payload)) OVER (ORDER BY w.message_offset)"
-    "                    - octet_length(w.payload) AS before"
-    "        FROM (SELECT * FROM platform.bus_message"
-    "              WHERE topic = $2 AND partition = due.partition AND message_offset >= due.position"
-    "              ORDER BY message_offset"
-    "              LIMIT CASE WHEN due.position < due.careful_until THEN 1 ELSE $3 END) w) x"
-    "    WHERE x.before < $4") " ORDER BY m.message_offset");
+    A_BATCH) " ORDER BY m.message_offset");
+/* $5 the only partition: its first message may have a slot. */
+static const struct db_statement lock_chosen_sql = DB_STATEMENT_BINARY(
+    LOCK_AND_READ(" AND c.partition = $5", "'false'", A_BATCH) " ORDER BY m.message_offset");
 /* $5 the only partition: it was woken for a single message. If there are more, the caller looks again, anywhere. */
 static const struct db_statement lock_partition_sql = DB_STATEMENT_BINARY(
     LOCK_AND_READ(" AND c.partition = $5", "'false'",
@@ -110,16 +116,13 @@ static const struct db_statement failed_sql =
 /* ---- lock and read ---- */
 
 /* BEGIN and the statement that locks, in a pipeline that is still open. */
-static void open_lock(struct locked_batch *locked, int place)
+static void open_lock(struct locked_batch *locked, const struct db_statement *lock_sql, unsigned first)
 {
     const struct bus_consumer *consumer = &locked->reader->consumer;
-    bool anywhere = place == POSTGRES_ANYWHERE;
-    unsigned first = anywhere ? atomic_fetch_add(&locked->reader->turn, 1) % consumer->topic->spec.partitions
-                              : (unsigned)place;
 
     db_pipeline_begin(locked->conn);
     db_pipeline_add(locked->conn, &db_begin_sql, DB_NO_PARAMS);
-    db_pipeline_add(locked->conn, anywhere ? &lock_anywhere_sql : &lock_partition_sql,
+    db_pipeline_add(locked->conn, lock_sql,
                     DB_PARAMS(db_cstr(consumer->spec.group), db_text(consumer->topic->name),
                               db_i64(consumer->spec.batch_max),
                               db_i64((int64_t)consumer->spec.batch_bytes_max), db_int(first),
@@ -293,13 +296,14 @@ static enum status handle_batch(struct locked_batch *locked, struct error *error
     return STATUS_OK;
 }
 
-/* Locks, handles and settles. */
-static enum bus_postgres_step run_batch(struct locked_batch *locked, int place, struct error *error)
+/* Locks, handles and settles: the partition `first`, or the next one from there on. */
+static enum bus_postgres_step run_batch(struct locked_batch *locked, const struct db_statement *lock_sql,
+                                        unsigned first_partition, struct error *error)
 {
     struct postgres *postgres = locked->reader->postgres;
     struct db_result *results[2];
 
-    open_lock(locked, place);
+    open_lock(locked, lock_sql, first_partition);
     if (db_pipeline_end(locked->conn, clock_deadline_ms(COMMIT_MS), results, 2, NULL, error) != STATUS_OK)
         return STEP_FAILED;
     db_result_free(results[0]);
@@ -311,9 +315,12 @@ static enum bus_postgres_step run_batch(struct locked_batch *locked, int place, 
         bus_postgres_reader_wake(locked->reader, POSTGRES_ANYWHERE, STR_NONE, NULL);
         pthread_mutex_unlock(&postgres->lock);
     }
-    if (!bus_postgres_handling_begin(postgres))
-        return STEP_NOTHING;
     read_batch(locked);
+    size_t count = locked->batch.count;
+    locked->batch.count =
+        bus_postgres_slot_enter(locked->reader, &locked->slot, locked->batch.messages, count);
+    if ((count > 0 && locked->batch.count == 0) || !bus_postgres_handling_begin(postgres))
+        return STEP_NOTHING;
     int64_t first = locked->batch.count ? locked->batch.messages[0].offset : locked->next_offset;
     if (first != locked->position) { /* retention deleted messages that this group had not handled */
         bus_consumer_gap(&locked->reader->consumer, locked->partition, locked->position, first);
@@ -322,6 +329,23 @@ static enum bus_postgres_step run_batch(struct locked_batch *locked, int place, 
     enum bus_postgres_step step =
         handle_batch(locked, error) == STATUS_OK ? settle_batch(locked, error) : STEP_FAILED;
     bus_postgres_handling_end(postgres);
+    return step;
+}
+
+/* One share has as many slots as it may have: a batch of others. */
+static enum bus_postgres_step run_chosen(struct locked_batch *locked, struct error *error)
+{
+    unsigned partitions[BUS_PARTITIONS_MAX], count = 0;
+    enum bus_postgres_step step = STEP_NOTHING;
+
+    if (bus_postgres_heads_choose(locked->worker, locked->conn, partitions, &count, error) != STATUS_OK)
+        return STEP_FAILED;
+    for (unsigned i = 0; i < count && step == STEP_NOTHING; i++) {
+        db_rollback(locked->conn); /* of the one before: another process has it */
+        db_result_free(locked->rows);
+        locked->rows = NULL;
+        step = run_batch(locked, &lock_chosen_sql, partitions[i], error);
+    }
     return step;
 }
 
@@ -371,10 +395,11 @@ static enum bus_postgres_step run_attached(struct locked_batch *locked,
 
     locked->partition = (unsigned)attached->partition;
     locked->position = locked->next_offset = -1;
+    *message = attached->message;
     if (reader->partitions[locked->partition].suspect_until > 0 ||
+        bus_postgres_slot_enter(reader, &locked->slot, message, 1) == 0 ||
         !bus_postgres_handling_begin(reader->postgres))
         return STEP_NOTHING;
-    *message = attached->message;
     message->topic = reader->consumer.topic->name;
     leave_attached_lock(locked, message, results);
     locked->batch = (struct bus_batch){
@@ -411,16 +436,24 @@ static enum bus_postgres_step run_attached(struct locked_batch *locked,
 enum bus_postgres_step bus_postgres_shared_step(struct reader_worker *worker, int place,
                                                 const struct attached_message *attached, struct error *error)
 {
-    struct locked_batch locked = {.worker = worker, .reader = worker->reader};
-    struct db_pool *pool = worker->reader->postgres->pool;
+    struct reader *reader = worker->reader;
+    struct locked_batch locked = {.worker = worker, .reader = reader};
+    bool anywhere = place == POSTGRES_ANYWHERE;
+    enum bus_postgres_step step;
 
-    if (db_acquire(pool, clock_deadline_ms(COMMIT_MS), &locked.conn, error) != STATUS_OK)
+    if (db_acquire(reader->postgres->pool, clock_deadline_ms(COMMIT_MS), &locked.conn, error) != STATUS_OK)
         return STEP_FAILED;
     locked.arena = ARENA(ARENA_BYTES);
-    enum bus_postgres_step step =
-        attached ? run_attached(&locked, attached, error) : run_batch(&locked, place, error);
+    if (attached)
+        step = run_attached(&locked, attached, error);
+    else if (bus_postgres_slots_are_scarce(reader))
+        step = run_chosen(&locked, error);
+    else
+        step = run_batch(&locked, anywhere ? &lock_anywhere_sql : &lock_partition_sql,
+                         anywhere ? bus_postgres_reader_turn(reader) : (unsigned)place, error);
     db_result_free(locked.rows);
     db_release(locked.conn);
+    bus_postgres_slot_leave(reader, &locked.slot);
     arena_deinit(&locked.arena);
     return step;
 }

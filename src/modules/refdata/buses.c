@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "base/arena.h"
+#include "base/turns.h"
 #include "bus/bus_postgres.h"
 #include "bus/bus_redis.h"
 #include "kernel/store.h"
@@ -14,6 +15,13 @@ enum {
     INVALIDATION_PARTITIONS = 4,
 };
 
+unsigned refdata_buses_parallel(const struct refdata_settings *settings,
+                                const struct kernel_bus_settings *bus)
+{
+    return (unsigned)turns_places(
+        (size_t)(bus->commands == KERNEL_KAFKA ? settings->kafka.handlers : bus->handlers));
+}
+
 /* It carries the topics that no engine does. */
 static enum status open_postgres(struct refdata_database *database, struct bus **bus, struct error *error)
 {
@@ -21,7 +29,7 @@ static enum status open_postgres(struct refdata_database *database, struct bus *
     struct db_target target = database->site.target;
     struct bus_topic topics[2];
     size_t topic_count = 0;
-    target.connections_max = (unsigned)settings->handlers + OWN_CONNECTIONS;
+    target.connections_max = (unsigned)turns_places((size_t)settings->handlers) + OWN_CONNECTIONS;
     if (settings->commands == KERNEL_POSTGRES)
         topics[topic_count++] = (struct bus_topic){
             .name = REFDATA_COMMANDS,
@@ -156,7 +164,7 @@ enum status refdata_buses_open(struct refdata_database *database, struct error *
     buses->dead_letters = !buses->shared || str_eq(database->name, blocks[0].name);
     buses->commands_topic = buses->shared ? kafka->commands_topic.ptr : REFDATA_COMMANDS;
     /* No more than there are connections for: a handler that waits for one takes a thread from those that accept updates. */
-    buses->parallel = (unsigned)(buses->shared ? kafka->handlers : bus->handlers);
+    buses->parallel = refdata_buses_parallel(settings, bus);
     refdata_buses_name_group(settings, database->name,
                              buses->shared ? kafka->group : STR(REFDATA_APPLY_GROUP), bus->commands,
                              buses->apply_group);
@@ -170,7 +178,7 @@ enum status refdata_buses_open(struct refdata_database *database, struct error *
                                         .partitions = (unsigned)kafka->partitions,
                                         .keep_ms = kafka->keep_ms};
         struct db_target target = site->target;
-        target.connections_max = (unsigned)kafka->handlers;
+        target.connections_max = buses->parallel;
         status = refdata_buses_open_kafka(database->refdata,
                                           &(struct bus_kafka_config){.workers = site->workers,
                                                                      .target = &target,

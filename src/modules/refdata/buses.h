@@ -30,11 +30,15 @@ struct refdata_buses {
     char apply_group[REFDATA_GROUP_BYTES], pods_group[REFDATA_GROUP_BYTES];
 };
 
+/* Handlers of commands: as many as are set for one tenant, and some for the others. */
+struct refdata_settings;
+struct kernel_bus_settings;
+unsigned refdata_buses_parallel(const struct refdata_settings *settings,
+                                const struct kernel_bus_settings *bus);
 /* On the home loop; from then on they are the site's. CONFIG when an engine's settings cannot be understood. */
 enum status refdata_buses_open(struct refdata_database *database, struct error *error) MUST_CHECK;
 /* The name of a database's own group: the first of the file has the name as it is, whatever a reload puts before it; others have
  * their own name appended where an engine is shared. */
-struct refdata_settings;
 void refdata_buses_name_group(const struct refdata_settings *settings, struct str database, struct str group,
                               int engine, char out[REFDATA_GROUP_BYTES]);
 /* The partition of a pair's invalidations where PostgreSQL carries them. */

@@ -86,11 +86,11 @@ void refdata_database_start(struct refdata_database *database)
     const struct kernel_bus_settings *bus = kernel_bus(refdata->kernel);
     struct kernel_site *site = &database->site;
     struct error error = {0};
-    int64_t handlers = bus->commands == KERNEL_KAFKA ? refdata->first->kafka.handlers : bus->handlers;
+    unsigned handlers = refdata_buses_parallel(refdata->first, bus);
     if (database->is_started || database->is_closing)
         return;
     database->is_started = true;
-    site->workers = worker_pool_create("flow", (unsigned)handlers + OWN_THREADS, SIZE_MAX);
+    site->workers = worker_pool_create("flow", handlers + OWN_THREADS, SIZE_MAX);
     enum status status = refdata_buses_open(database, &error);
     if (status == STATUS_OK)
         status = kernel_site_run(site, parts, database, &error);

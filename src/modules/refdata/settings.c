@@ -230,7 +230,9 @@ static const struct setting_row kafka_rows[] = {
      "Partitions of the topic: as many are worked on at once. 0 = it is created by others and has as many as it has.",
      "16", 0, 256},
     {"handlers", SETTING_INT, ROW(kafka.handlers),
-     "Partitions that this process handles at once, per database; each uses a connection.", "4", 1, 64},
+     "Partitions with updates of one tenant, or of one dictionary, that this process handles at once, per database; each "
+     "uses a connection. A fifth is added for the others.",
+     "4", 1, 64},
     {"keep", SETTING_DURATION_MS, ROW(kafka.keep_ms),
      "How long a topic that is created here keeps its messages.", "7d", 60000, 365 * 24 * (int64_t)HOUR_MS},
     {.name = NULL},

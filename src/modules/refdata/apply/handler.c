@@ -224,6 +224,17 @@ static void batch_uncommitted(void *context, const struct bus_batch *batch)
     free_memo(batch->memo);
 }
 
+/* Slow SQL of one tenant, or of one dictionary for many tenants, leaves handlers to the others. */
+static unsigned read_shares(const struct bus_message *message, uint64_t shares[BUS_SHARES_MAX])
+{
+    struct str code = message->key, tenant;
+    if (!str_split(&code, ':', &tenant))
+        return 0;
+    shares[0] = map_hash_pair(tenant, STR("tenant")) | 1;
+    shares[1] = map_hash_pair(code, STR("dictionary")) | 1;
+    return 2;
+}
+
 /* ---- the role's part ---- */
 
 static void *create_apply(void *owner, struct error *error)
@@ -241,6 +252,7 @@ static void *create_apply(void *owner, struct error *error)
                                                   .backoff_min_ms = BACKOFF_MIN_MS,
                                                   .batch_max = (unsigned)database->catalog->updates.batch_max,
                                                   .parallel = database->buses.parallel,
+                                                  .shares = read_shares,
                                                   .context = database,
                                                   .handler = apply_batch,
                                                   .on_given_up = record_given_up,
