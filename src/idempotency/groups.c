@@ -1,7 +1,7 @@
 /* Calls that share a transaction, its round trip and its wait for the disk.
  *
- * Two calls of a tenant run at the same time, each alone. Those that come meanwhile queue, and the first of them runs all that have
- * queued until then when one of the two ends:
+ * Some calls of a tenant run at the same time, each alone: PostgreSQL flushes their commits together. Those that come meanwhile, for which
+ * there may be no connection, queue, and the first of them runs all that have queued until then when a running one ends:
  *
  *     BEGIN ─ try all locks ─ effect + stored answer of each ─ COMMIT
  *
@@ -20,14 +20,14 @@
 
 #define LOCK_WAIT "20ms"
 enum {
-    LINES = 64,      /* tenants by hash: those of one line share its turns */
-    RUNNING_MAX = 2, /* one works while the other waits for the disk */
+    LINES = 64, /* tenants by hash: those of one line share its turns */
     MEMBERS_MAX = 32,
     PAUSE_MS = 200, /* without groups, after one that failed */
     AT_MEMBERS = 2, /* after BEGIN and the locks */
 };
 
 struct line {
+    unsigned running_max;
     pthread_mutex_t lock;
     struct idempotency_member *first, **last;
     unsigned running;
@@ -39,13 +39,14 @@ struct idempotency_groups {
     struct line lines[LINES];
 };
 
-struct idempotency_groups *idempotency_groups_create(int64_t wait_ms)
+struct idempotency_groups *idempotency_groups_create(unsigned running_max, int64_t wait_ms)
 {
     struct idempotency_groups *groups = memory_zalloc(sizeof *groups);
     groups->wait_ms = wait_ms;
     for (size_t i = 0; i < LINES; i++) {
         pthread_mutex_init(&groups->lines[i].lock, NULL);
         groups->lines[i].last = &groups->lines[i].first;
+        groups->lines[i].running_max = running_max;
     }
     return groups;
 }
@@ -132,7 +133,7 @@ static void line_remove(struct line *line, struct idempotency_member **at)
 static void line_next(struct line *line)
 {
     struct idempotency_member *leader = line->first, **tail;
-    if (!leader || line->running >= RUNNING_MAX)
+    if (!leader || line->running >= line->running_max)
         return;
     line->running++;
     line_remove(line, &line->first);
@@ -204,7 +205,7 @@ bool idempotency_groups_enter(struct idempotency_groups *groups, struct idempote
 {
     struct line *line = line_of(groups, member);
     pthread_mutex_lock(&line->lock);
-    bool is_free = !line->first && line->running < RUNNING_MAX,
+    bool is_free = !line->first && line->running < line->running_max,
          runs = is_free || clock_mono_ns() < line->alone_until_ns;
     member->is_counted = is_free;
     line->running += is_free;

@@ -56,11 +56,11 @@ extern const struct setting_row idempotency_setting_rows[], /* an hour */
 
 /* ---- effect and answer together ---- */
 
-/* Calls with a key that come while others of their tenant run share a transaction, and so a wait for the disk (groups.c). A call that
- * has waited wait_ms for the others runs alone. */
-enum { IDEMPOTENCY_GROUP_WAIT_MS = 50 };
+/* Calls with a key that come while running_max others of their tenant run share a transaction, and so a connection and a wait for the
+ * disk (groups.c). A call that has waited wait_ms for the others runs alone. */
+enum { IDEMPOTENCY_GROUP_RUNNING = 8, IDEMPOTENCY_GROUP_WAIT_MS = 50 };
 struct idempotency_groups;
-struct idempotency_groups *idempotency_groups_create(int64_t wait_ms);
+struct idempotency_groups *idempotency_groups_create(unsigned running_max, int64_t wait_ms);
 void idempotency_groups_destroy(struct idempotency_groups *groups); /* after its calls; NULL is fine */
 
 struct idempotency_table {

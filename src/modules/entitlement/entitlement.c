@@ -214,7 +214,7 @@ static enum status start_entitlement(struct kernel *kernel, const void *section,
         .name = "entitlement.idempotency_keys",
         .ttl_ms = entitlement->settings->idempotency.ttl_ms,
         .expires_inclusive = true,
-        .groups = idempotency_groups_create(IDEMPOTENCY_GROUP_WAIT_MS),
+        .groups = idempotency_groups_create(IDEMPOTENCY_GROUP_RUNNING, IDEMPOTENCY_GROUP_WAIT_MS),
     };
     entitlement->outbox = kernel_outbox_create(
         kernel, &entitlement_outbox_table, &entitlement->settings->outbox, entitlement_publish, entitlement);

@@ -295,10 +295,11 @@ static enum status start_intake(struct kernel *kernel, const void *section, void
     struct intake *intake = memory_zalloc(sizeof *intake);
     intake->kernel = kernel;
     intake->settings = section;
-    intake->keys = (struct idempotency_table){.name = "intake.idempotency_keys",
-                                              .ttl_ms = intake->settings->idempotency.ttl_ms,
-                                              .expires_inclusive = false,
-                                              .groups = idempotency_groups_create(IDEMPOTENCY_GROUP_WAIT_MS)};
+    intake->keys = (struct idempotency_table){
+        .name = "intake.idempotency_keys",
+        .ttl_ms = intake->settings->idempotency.ttl_ms,
+        .expires_inclusive = false,
+        .groups = idempotency_groups_create(IDEMPOTENCY_GROUP_RUNNING, IDEMPOTENCY_GROUP_WAIT_MS)};
     intake->publisher =
         kernel_outbox_create(kernel, &intake_outbox_table, &intake->settings->outbox, publish_events, intake);
     kernel_retention_add_keys(kernel, &intake->keys, intake->settings->idempotency.cleanup_ms);

@@ -40,7 +40,7 @@ static struct crowd *crowd_create(void)
 {
     static struct crowd crowd;
     crowd =
-        (struct crowd){.groups = idempotency_groups_create(PATIENCE_MS), .members = crowd.calls + RUNNING};
+        (struct crowd){.groups = idempotency_groups_create(RUNNING, PATIENCE_MS), .members = crowd.calls + RUNNING};
     for (int i = 0; i < CALLS; i++) {
         snprintf(crowd.keys[i], sizeof crowd.keys[i], "call-%d", i);
         crowd.calls[i] = rig_call(crowd.keys[i]);
@@ -254,7 +254,7 @@ static void test_one_that_has_queued_for_long_runs_alone(void **state)
     (void)state;
     struct crowd *crowd = crowd_create();
     idempotency_groups_destroy(crowd->groups);
-    crowd->groups = idempotency_groups_create(1);
+    crowd->groups = idempotency_groups_create(RUNNING, 1);
     for (int i = 0; i < CALLS; i++)
         crowd->calls[i].table.groups = crowd->groups;
     assert_int_equal(db_acquire(rig_pool, clock_deadline_ms(PATIENCE_MS), &crowd->conn, NULL), STATUS_OK);
