@@ -77,7 +77,7 @@ struct auth_question {
     struct str authorization;     /* header value, empty = none */
     unsigned authorization_count; /* how often the header came: more than once is refused */
     struct str forwarded_client_cert, tenant_header; /* empty when absent or repeated */
-    const struct sockaddr_storage *peer;
+    const struct sockaddr_in6 *peer;
     struct str path_tenant; /* decoded; ptr NULL = the route names none */
     const char *scope;      /* NULL = none needed */
     bool needs_user;        /* an identity without a subject is refused */

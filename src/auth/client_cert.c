@@ -36,16 +36,16 @@ bool auth_range_parse(struct str cidr, struct auth_range *range)
     return true;
 }
 
-bool auth_range_holds(const struct auth_range *range, const struct sockaddr_storage *peer)
+bool auth_range_holds(const struct auth_range *range, const struct sockaddr_in6 *peer)
 {
     unsigned char address[16];
     unsigned whole = range->bits / 8, rest = range->bits % 8;
 
-    if (peer && peer->ss_family == AF_INET) {
+    if (peer && peer->sin6_family == AF_INET) {
         memcpy(address, V4_PREFIX, sizeof(V4_PREFIX));
         memcpy(address + sizeof(V4_PREFIX), &((const struct sockaddr_in *)peer)->sin_addr, 4);
-    } else if (peer && peer->ss_family == AF_INET6) {
-        memcpy(address, &((const struct sockaddr_in6 *)peer)->sin6_addr, 16);
+    } else if (peer && peer->sin6_family == AF_INET6) {
+        memcpy(address, &peer->sin6_addr, 16);
     } else {
         return false;
     }
@@ -113,8 +113,7 @@ static const struct auth_client *client_named(const struct auth_rules *rules, st
 }
 
 /* Walks all elements, forgetting what it found at each ',' that opens another. */
-const struct auth_client *auth_client_find(const struct auth_rules *rules,
-                                           const struct sockaddr_storage *peer,
+const struct auth_client *auth_client_find(const struct auth_rules *rules, const struct sockaddr_in6 *peer,
                                            struct str forwarded_client_cert)
 {
     const struct auth_client *by_uri = NULL, *by_subject = NULL;

@@ -27,7 +27,7 @@ struct auth_range {
     unsigned bits;
 };
 bool auth_range_parse(struct str cidr, struct auth_range *range);
-bool auth_range_holds(const struct auth_range *range, const struct sockaddr_storage *peer);
+bool auth_range_holds(const struct auth_range *range, const struct sockaddr_in6 *peer);
 
 /* ---- rules.c: the settings, checked and copied; immutable, shared by counting ---- */
 struct auth_rules {
@@ -53,8 +53,7 @@ void auth_rules_unref(struct auth_rules *rules);
 
 /* ---- client_cert.c ---- */
 /* The configured client that the header names, when the peer may be believed; else NULL. */
-const struct auth_client *auth_client_find(const struct auth_rules *rules,
-                                           const struct sockaddr_storage *peer,
+const struct auth_client *auth_client_find(const struct auth_rules *rules, const struct sockaddr_in6 *peer,
                                            struct str forwarded_client_cert);
 
 /* ---- verified.c ---- */

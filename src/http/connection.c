@@ -464,7 +464,7 @@ static void on_event(struct loop_io *io, unsigned events)
     take_turn(connection);
 }
 
-void http_connection_open(struct http_home *home, int fd, const struct sockaddr_storage *peer)
+void http_connection_open(struct http_home *home, int fd, const struct sockaddr_in6 *peer)
 {
     const struct http_limits *limits = &home->server->config.limits;
     atomic_uint *count = &home->server->connection_count;

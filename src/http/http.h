@@ -108,9 +108,9 @@ struct http_request {
     void *context;       /* what the route table was added with: the module's own state */
     struct arena *arena; /* freed with the request */
     struct loop *loop;
-    const struct sockaddr_storage *peer;
-    struct trace trace;         /* from traceparent, or zeros: trace_id all zero means none came */
-    const void *identity;       /* the gate's; lives as long as the request */
+    const struct sockaddr_in6 *peer; /* or a sockaddr_in, by its family */
+    struct trace trace;              /* from traceparent, or zeros: trace_id all zero means none came */
+    const void *identity;            /* the gate's; lives as long as the request */
     struct str idempotency_key; /* the idempotency step's; ptr NULL = none came, or the row has no policy */
     void *idempotency_memo;     /* the idempotency step's own; see on_idempotency_end */
     void *handler_data;         /* the handler's own, NULL at first: kept while the request is parked */

@@ -190,7 +190,7 @@ struct http_connection {
     uint64_t sent_bytes, seen_sent_bytes; /* to the socket; when its place in the list was last checked */
     int64_t reading_since_ns;             /* the window in which the least rate is checked */
     uint64_t reading_before;              /* read by the client at its beginning */
-    struct sockaddr_storage peer;
+    struct sockaddr_in6 peer;             /* or a sockaddr_in */
 };
 
 /* Requests of a turn that count alike, added to the metrics together. */
@@ -299,7 +299,7 @@ void http_work_submit(struct http_exchange *exchange);
 
 /* connection.c: life, input and output */
 /* Takes over `fd`. Past the limit of connections it is answered 503, or closed. `peer` may be NULL. */
-void http_connection_open(struct http_home *home, int fd, const struct sockaddr_storage *peer);
+void http_connection_open(struct http_home *home, int fd, const struct sockaddr_in6 *peer);
 void http_connection_move(struct http_connection *connection, enum http_state state);
 void http_connection_resume(struct http_connection *connection); /* takes a turn at the end of this tick */
 void http_connection_drop(struct http_connection *connection);   /* closes now, and drops its request */

@@ -272,12 +272,12 @@ bool http_request_none_match(const struct http_request *request, struct str etag
 
 uint64_t http_request_sender(const struct http_request *request)
 {
-    const struct sockaddr_storage *peer = request->peer;
+    const struct sockaddr_in6 *peer = request->peer;
     struct str address = STR_NONE;
 
-    if (peer->ss_family == AF_INET)
+    if (peer->sin6_family == AF_INET)
         address = str_of((const char *)&((const struct sockaddr_in *)peer)->sin_addr, 4);
-    else if (peer->ss_family == AF_INET6)
-        address = str_of((const char *)&((const struct sockaddr_in6 *)peer)->sin6_addr, 8);
+    else if (peer->sin6_family == AF_INET6)
+        address = str_of((const char *)&peer->sin6_addr, 8);
     return hash_seeded(address);
 }

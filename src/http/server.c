@@ -107,7 +107,7 @@ static void accept_waiting(struct http_listener *listener, int max)
     struct loop *loop = listener->home->loop;
 
     for (int i = 0; i < max; i++) {
-        struct sockaddr_storage peer = {0};
+        struct sockaddr_in6 peer = {0}; /* has room for IPv4 */
         socklen_t peer_len = sizeof peer;
         int fd = accept4(listener->io.fd, (struct sockaddr *)&peer, &peer_len, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0) {

@@ -232,9 +232,9 @@ static void switched_off_everyone_is_anonymous_in_the_tenant_they_name(void **st
 
 /* ---- mTLS ---- */
 
-static struct sockaddr_storage local_peer(void)
+static struct sockaddr_in6 local_peer(void)
 {
-    struct sockaddr_storage peer = {0};
+    struct sockaddr_in6 peer = {0};
     struct sockaddr_in *v4 = (struct sockaddr_in *)&peer;
     v4->sin_family = AF_INET;
     v4->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -257,7 +257,7 @@ static void with_mtls(bool allow_tenant_header)
 static void an_mtls_client_is_known_by_its_certificate_from_a_believed_peer(void **state)
 {
     (void)state;
-    struct sockaddr_storage peer = local_peer(), stranger = local_peer();
+    struct sockaddr_in6 peer = local_peer(), stranger = local_peer();
     struct auth_question question = rig_question(STR_NONE);
 
     ((struct sockaddr_in *)&stranger)->sin_addr.s_addr = htonl(0x0A000001);
@@ -286,7 +286,7 @@ static void an_mtls_client_is_known_by_its_certificate_from_a_believed_peer(void
 static void a_trusted_client_names_the_tenant_where_that_is_allowed(void **state)
 {
     (void)state;
-    struct sockaddr_storage peer = local_peer();
+    struct sockaddr_in6 peer = local_peer();
     struct auth_question question = rig_question(STR_NONE);
     struct buf token, header = {0};
 
@@ -323,7 +323,7 @@ static void a_trusted_client_names_the_tenant_where_that_is_allowed(void **state
 static void without_leave_nobody_names_the_tenant(void **state)
 {
     (void)state;
-    struct sockaddr_storage peer = local_peer();
+    struct sockaddr_in6 peer = local_peer();
     struct auth_question question = rig_question(STR_NONE);
 
     with_mtls(false);

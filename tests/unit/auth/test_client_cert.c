@@ -17,17 +17,16 @@ static struct auth_client clients[] = {
 static struct auth_range peers[2];
 static struct auth_rules rules = {.clients = clients, .client_count = 2, .peers = peers, .peer_count = 2};
 
-static struct sockaddr_storage peer(const char *address)
+static struct sockaddr_in6 peer(const char *address)
 {
-    struct sockaddr_storage storage = {0};
+    struct sockaddr_in6 storage = {0};
     struct sockaddr_in *v4 = (struct sockaddr_in *)&storage;
-    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)&storage;
 
     if (inet_pton(AF_INET, address, &v4->sin_addr) == 1) {
-        storage.ss_family = AF_INET;
+        storage.sin6_family = AF_INET;
     } else {
-        assert_int_equal(inet_pton(AF_INET6, address, &v6->sin6_addr), 1);
-        storage.ss_family = AF_INET6;
+        assert_int_equal(inet_pton(AF_INET6, address, &storage.sin6_addr), 1);
+        storage.sin6_family = AF_INET6;
     }
     return storage;
 }
@@ -56,7 +55,7 @@ static void ranges_hold_the_addresses_they_say(void **state)
     };
     for (size_t i = 0; i < sizeof(ROWS) / sizeof(ROWS[0]); i++) {
         struct auth_range range;
-        struct sockaddr_storage address = peer(ROWS[i].address);
+        struct sockaddr_in6 address = peer(ROWS[i].address);
         assert_true(auth_range_parse(str_from(ROWS[i].range), &range));
         if (auth_range_holds(&range, &address) != ROWS[i].holds)
             fail_msg("%s %s", ROWS[i].range, ROWS[i].address);
@@ -119,7 +118,7 @@ static void the_last_element_names_the_client(void **state)
         {"URI=\"spiffe://mesh/ns/a/sa/app\\", NULL},
         {"Subject=\"unclosed;" URI, NULL},
     };
-    struct sockaddr_storage sidecar = peer("127.0.0.1");
+    struct sockaddr_in6 sidecar = peer("127.0.0.1");
     for (size_t i = 0; i < sizeof(ROWS) / sizeof(ROWS[0]); i++) {
         const struct auth_client *client = auth_client_find(&rules, &sidecar, str_from(ROWS[i].header));
         bool as_wanted =
@@ -132,8 +131,8 @@ static void the_last_element_names_the_client(void **state)
 static void other_peers_are_not_believed(void **state)
 {
     (void)state;
-    struct sockaddr_storage sidecar = peer("::ffff:10.2.3.4"), stranger = peer("192.0.2.1"), local = {0};
-    local.ss_family = AF_UNIX;
+    struct sockaddr_in6 sidecar = peer("::ffff:10.2.3.4"), stranger = peer("192.0.2.1"), local = {0};
+    local.sin6_family = AF_UNIX;
     assert_non_null(auth_client_find(&rules, &sidecar, STR(URI)));
     assert_null(auth_client_find(&rules, &stranger, STR(URI)));
     assert_null(auth_client_find(&rules, &local, STR(URI)));
