@@ -1,5 +1,7 @@
 """R12, ADR 16: where PostgreSQL carries invalidations, a process that applies and relays publishes a version in the commit that
 makes it; the relay publishes what is left."""
+import contextlib
+
 import pytest
 
 from lib.outbox import leave, live, versions
@@ -54,3 +56,16 @@ def test_a_topic_whose_partitions_are_gone_is_left_to_the_relay(writer, refdata_
     assert commit(writer, delta("D", {"a": 3})).json()["committedVersion"] == 3
     eventually(lambda: live(refdata_db) == 0)  # it makes the topic again
     assert set(versions(refdata_db, "D")) == {3}
+
+
+def test_a_commit_does_not_wait_for_another_one_in_the_same_partition(writer, refdata_db):  # noqa: F811
+    """It leaves its version to the relay."""
+    with contextlib.closing(refdata_db.connect()) as other:
+        cursor = other.cursor()
+        cursor.execute("begin")
+        cursor.execute("select from platform.bus_partition where topic = 'refdata.invalidations' for update")
+        assert commit(writer, delta("D", {"a": 3})).json()["committedVersion"] == 3
+        assert live(refdata_db) == 1
+        cursor.execute("commit")
+    eventually(lambda: live(refdata_db) == 0)
+    assert list(dict.fromkeys(versions(refdata_db, "D"))) == [1, 2, 3]

@@ -29,33 +29,30 @@ static const struct refdata_rows_sql versions_sql = REFDATA_ROWS_SQL(VERSIONS, "
 #define OUTBOX(rows) EVENTS(rows, "false")
 static const struct refdata_rows_sql outbox_sql = REFDATA_ORDERED_SQL(OUTBOX, "$1, $2, $3, $4, $5, $6, $7");
 /* The same for the versions of one pair, $8 and $9, which are published too (relay.c): $10 the partition of the topic, whose row is
- * locked to the end of the transaction, $11 their number. They are not while earlier ones of the pair wait for a relay, which is
- * notified then. */
-#define PARTITION_OF(partition) "topic = '" REFDATA_INVALIDATIONS "' and partition = " partition
-#define PUBLISH(rows)                                                                                                                                       \
-    "with next as materialized ("                                                                                                                           \
-    "   select exists (select from platform.bus_partition where " PARTITION_OF(                                                                             \
-        "$10") ")"                                                                                                                                          \
-               "      and not exists (select from refdata.outbox_event where tenant_id = $8 and dict_code = $9"                                             \
-               "                      and not published and failed_at is null) as is_next),"                                                                \
-               " made as (" EVENTS(                                                                                                                         \
-                   rows,                                                                                                                                    \
-                   "(select is_next from next)") "   returning id, event_id, traceparent, payload),"                                                        \
-                                                 " slot as ("                                                                                               \
-                                                 "   update platform.bus_partition set next_offset = next_offset + $11"                                     \
-                                                 "    where " PARTITION_OF(                                                                                 \
-                                                     "$10") " and (select is_next from next) returning next_offset - $11 as base),"                         \
-                                                            " sent as ("                                                                                    \
-                                                            "   insert into platform.bus_message (topic, partition, message_offset, key, headers, payload)" \
-                                                            "   select '" REFDATA_INVALIDATIONS                                                             \
-                                                            "', $10, base + row_number() over (order by id) - 1,"                                           \
-                                                            "          convert_to($8 || ':' || $9, 'UTF8'), array['" BUS_HEADER_EVENT_ID                    \
-                                                            "', event_id::text] ||"                                                                         \
-                                                            "          case when traceparent <> '' then array['" BUS_HEADER_TRACEPARENT                     \
-                                                            "', traceparent] else '{}' end,"                                                                \
-                                                            "          convert_to(payload::text, 'UTF8')"                                                   \
-                                                            "   from slot, made)"                                                                           \
-                                                            " select case when not is_next then pg_notify('outbox_refdata_outbox_event', '') end from next"
+ * locked to the end of the transaction, $11 their number. They are left to a relay, which is notified, while earlier ones of the pair
+ * wait for it, and where the partition is locked: commits do not wait for one another's disk. */
+#define PARTITION "topic = '" REFDATA_INVALIDATIONS "' and partition = $10"
+#define IS_NEXT "exists (select from next)"
+#define MADE(rows) " made as (" EVENTS(rows, IS_NEXT) " returning id, event_id, traceparent, payload),"
+#define PUBLISH_MADE(made)                                                                          \
+    "with next as materialized ("                                                                   \
+    "   select from platform.bus_partition where " PARTITION                                        \
+    "     and not exists (select from refdata.outbox_event where tenant_id = $8 and dict_code = $9" \
+    "                     and not published and failed_at is null) for update skip locked)," made   \
+    " slot as ("                                                                                    \
+    "   update platform.bus_partition set next_offset = next_offset + $11"                          \
+    "    where " PARTITION " and " IS_NEXT " returning next_offset - $11 as base),"                 \
+    " sent as ("                                                                                    \
+    "   insert into platform.bus_message (topic, partition, message_offset, key, headers, payload)" \
+    "   select '" REFDATA_INVALIDATIONS "', $10, base + row_number() over (order by id) - 1,"       \
+    "          convert_to($8 || ':' || $9, 'UTF8'),"                                                \
+    "          array['" BUS_HEADER_EVENT_ID "', event_id::text] ||"                                 \
+    "            case when coalesce(traceparent, '') = '' then '{}'"                                \
+    "                 else array['" BUS_HEADER_TRACEPARENT "', traceparent] end,"                   \
+    "          convert_to(payload::text, 'UTF8')"                                                   \
+    "   from slot, made)"                                                                           \
+    " select case when not " IS_NEXT " then pg_notify('outbox_refdata_outbox_event', '') end"
+#define PUBLISH(rows) PUBLISH_MADE(MADE(rows))
 static const struct refdata_rows_sql publish_sql = REFDATA_ORDERED_SQL(PUBLISH, "$1, $2, $3, $4, $5, $6, $7");
 /* For hydration, where some consumer asked for an item of the dictionary (H4). */
 enum { CHANGE_KEYS_MAX = 1000 }; /* with more, what consumers hold is looked up instead */
