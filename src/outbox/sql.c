@@ -98,7 +98,8 @@ static const char delivery_template[] =
  * `after` and `before` hop from one tenant with live rows to the next, whatever their number: to the end, and from the beginning up to
  * $7. `first` takes a few due rows of each until the batch is full; `rest` fills it with further ones of the same tenants. The
  * first rows of all tenants come first in the batch. A suspect is claimed alone, when it is its tenant's turn.
- * The cursor is the last tenant of a batch that `first` has filled; of a walk that was cut off ($1 instead of 0) the last one in
+ * The cursor is the tenant before `next` where `first` has filled the batch: the next batch begins with the first tenant that got nothing
+ * for the sake of a suspect, or less than its part as the last one. Of a walk that was cut off ($1 instead of 0) it is the last one in
  * `after`, or the beginning; otherwise the first tenant of the batch. */
 #define HOP(where)                                                                       \
     "SELECT e.@turn AS turn, @due_at <= now() AS is_due FROM @table e WHERE @live" where \
@@ -140,11 +141,15 @@ static const char turns_template[] =
     " claimed AS ("
     "    UPDATE @table e SET " SET_CLAIMED " FROM run WHERE e.ctid = run.tid"
     "    RETURNING run.line::text AS line, " CLAIMED "),"
+    " next AS ("
+    "    SELECT least((SELECT min(number) FROM line WHERE line > 1 AND place = 1 AND (suspect OR is_alone)),"
+    "                 (SELECT number + (count(*) = $6)::int FROM first GROUP BY number ORDER BY number DESC LIMIT 1)) AS number),"
     " last AS ("
     "    SELECT CASE WHEN (SELECT count(*) FROM first) = $2 THEN 0"
     "                WHEN 10 * $1 IN ((SELECT count(*) FROM after), (SELECT count(*) FROM before)) THEN $1"
     "                ELSE 0 END::text,"
-    "           CASE WHEN (SELECT count(*) FROM first) = $2 THEN (SELECT turn FROM first ORDER BY number DESC LIMIT 1)"
+    "           CASE WHEN (SELECT count(*) FROM first) = $2"
+    "                THEN (SELECT turn FROM first WHERE number < (SELECT number FROM next) ORDER BY number DESC LIMIT 1)"
     "                WHEN (SELECT count(*) FROM after) = 10 * $1"
     "                THEN (SELECT turn FROM after ORDER BY step DESC LIMIT 1)"
     "                WHEN (SELECT count(*) FROM before) < 10 * $1 THEN (SELECT turn FROM line WHERE line = 1) END)"

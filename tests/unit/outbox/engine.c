@@ -298,6 +298,44 @@ static void test_c11_tenants_that_wait_and_suspects_delay_no_other(void **state)
             assert_int_equal(journal.items[i].batch_count, 1);
 }
 
+/* Four tenants fill a batch: a suspect of one that is never the first of it has its turn too, while the others have rows that are due. */
+static void test_c11_a_suspect_has_its_turn_while_batches_are_full(void **state)
+{
+    (void)state;
+    struct station station;
+    settings.batch = 8;
+    for (int tenant = 1; tenant <= 4; tenant++)
+        rig_insert(&rig_turns, tenant, 1, 100);
+    rig_sql("UPDATE public.turn_delivery SET claim_count = 2, created_at = created_at - interval '1 hour'"
+            " WHERE user_id = 'u3' AND payload = '{\"a\": 3, \"n\": 100}'");
+    station_open(&station, &journal, &rig_turns, &settings);
+    assert_true(rig_await(0, "SELECT count(*) FROM public.turn_delivery WHERE status <> 'SENT'"));
+    station_close(&station);
+    size_t at = 0;
+    while (journal.items[at].aggregate != 3 || journal.items[at].number != 100)
+        at++;
+    assert_int_equal(journal.items[at].batch_count, 1);
+    assert_in_range(at, 0, 2 * settings.batch);
+}
+
+/* The last one of a batch gets what is left of it: the next batch begins with that tenant. */
+static void test_c11_no_tenant_is_always_the_last_of_a_batch(void **state)
+{
+    (void)state;
+    struct station station;
+    size_t of_last = 0;
+    settings.batch = 50;
+    for (int tenant = 1; tenant <= 5; tenant++)
+        rig_insert(&rig_turns, tenant, 1, 200);
+    station_open(&station, &journal, &rig_turns, &settings);
+    assert_true(rig_await(0, "SELECT count(*) FROM public.turn_delivery WHERE status <> 'SENT'"));
+    station_close(&station);
+    assert_int_equal(journal.count, 1000);
+    for (size_t i = 0; i < journal.count / 2; i++)
+        of_last += journal.items[i].aggregate == 5;
+    assert_in_range(of_last, 80, 120);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int run_engine_tests(void)
@@ -318,6 +356,8 @@ int run_engine_tests(void)
         TEST(test_n3_a_delivery_waits_for_no_other),
         TEST(test_c11_tenants_take_turns),
         TEST(test_c11_tenants_that_wait_and_suspects_delay_no_other),
+        TEST(test_c11_a_suspect_has_its_turn_while_batches_are_full),
+        TEST(test_c11_no_tenant_is_always_the_last_of_a_batch),
     };
     int failed = 0;
     for (form = rig_forms; form < rig_forms + RIG_FORMS; form++)
