@@ -42,7 +42,8 @@ void budget_set_limit(size_t bytes);
 void budget_set_bound(enum budget_account account, size_t bytes);
 size_t budget_share(enum budget_account account); /* what it can always have */
 size_t budget_most(enum budget_account account);  /* with the whole common part */
-size_t budget_first(enum budget_account account); /* of a tenant, in the reserve; 0 = it is not charged by tenant */
+size_t budget_first(
+    enum budget_account account); /* of a tenant, in the reserve; 0 = it is not charged by tenant */
 size_t budget_used(enum budget_account account);
 
 /* False: there is no room. Nothing is charged then, and a refusal is counted. */

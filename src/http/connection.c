@@ -64,6 +64,7 @@ void http_connection_drop(struct http_connection *connection)
         return;
     http_connection_move(connection, HTTP_STATE_DEAD);
     drop_request(connection);
+    http_turns_leave(connection);
     loop_io_stop(home->loop, &connection->io);
     loop_timer_stop(home->loop, &connection->timer);
     loop_tick_cancel(home->loop, &connection->tick);
@@ -255,38 +256,15 @@ static bool waits_for_reader(const struct http_connection *connection)
     return connection->state == HTTP_STATE_HEAD && connection->is_unsent && buf_len(&connection->own_out) > 0;
 }
 
-/* What a connection may do until others have their turn. */
-struct turn {
-    unsigned requests_max;
-    unsigned check_mask; /* the clock is read after every check_mask + 1 requests, and after each write */
-    int64_t until_ns;
-};
-
-/* In a tick that is long already, by the last look at the clock, each connection has a short turn. */
-static struct turn turn_of(const struct http_home *home)
-{
-    int64_t tick_until_ns = loop_now_ns(home->loop) + HTTP_TICK_US_MAX * 1000;
-    if (home->clock_ns < tick_until_ns)
-        return (struct turn){HTTP_REQUESTS_PER_TURN, HTTP_REQUESTS_PER_CHECK - 1, tick_until_ns};
-    return (struct turn){HTTP_REQUESTS_IN_LONG_TICK, HTTP_REQUESTS_PER_SHORT_CHECK - 1,
-                         home->clock_ns + HTTP_SHORT_TURN_US * 1000};
-}
-
-static bool is_past(const struct turn *turn, struct http_home *home)
-{
-    home->clock_ns = clock_mono_ns();
-    return home->clock_ns >= turn->until_ns;
-}
-
 /* True when it stopped only because enough output is waiting to be written. */
-static bool advance(struct http_connection *connection, const struct turn *turn)
+static bool advance(struct http_connection *connection, const struct http_turn *turn)
 {
     for (unsigned requests = 0; connection->state != HTTP_STATE_DEAD;) {
         if (buf_len(connection->out) >= HTTP_OUT_BYTES_MAX || waits_for_reader(connection))
             return true;
         if (connection->state == HTTP_STATE_HEAD &&
             (++requests > turn->requests_max ||
-             ((requests & turn->check_mask) == 0 && is_past(turn, connection->home)))) {
+             ((requests & turn->check_mask) == 0 && http_turn_is_over(turn, connection->home)))) {
             connection->wants_turn = true;
             return false;
         }
@@ -355,13 +333,12 @@ static bool may_stay(const struct http_connection *connection)
     return exchange->start == exchange->end || http_exchange_admit(exchange);
 }
 
-static void take_turn(struct http_connection *connection)
+static void take_turn(struct http_connection *connection, const struct http_turn *turn)
 {
     if (connection->state == HTTP_STATE_DEAD)
         return;
     connection->running = true;
     connection->wants_turn = false;
-    const struct turn turn = turn_of(connection->home);
     bool is_alive = true;
     for (unsigned round = 0; is_alive; round++) {
         if (connection->out == &connection->own_out && buf_len(&connection->own_out) == 0) {
@@ -369,11 +346,11 @@ static void take_turn(struct http_connection *connection)
                 buf_deinit(&connection->own_out);
             connection->out = &connection->home->out; /* gathered there while nothing is unsent */
         }
-        bool has_more = advance(connection, &turn);
+        bool has_more = advance(connection, turn);
         is_alive = connection->state != HTTP_STATE_DEAD && write_out(connection);
         if (!has_more || !is_alive || buf_len(connection->out) > 0)
             break;
-        if (round == HTTP_ROUNDS_PER_TURN || is_past(&turn, connection->home)) {
+        if (round == HTTP_ROUNDS_PER_TURN || http_turn_is_over(turn, connection->home)) {
             connection->wants_turn = true;
             break;
         }
@@ -401,7 +378,7 @@ static void take_turn(struct http_connection *connection)
 
 static void on_tick_end(struct loop_tick *tick)
 {
-    take_turn(CONTAINER_OF(tick, struct http_connection, tick));
+    http_turns_take(CONTAINER_OF(tick, struct http_connection, tick), false);
 }
 
 void http_connection_resume(struct http_connection *connection)
@@ -447,21 +424,26 @@ static bool read_some(struct http_connection *connection)
     return true;
 }
 
+void http_connection_serve(struct http_connection *connection, bool is_readable, const struct http_turn *turn)
+{
+    if (is_readable) {
+        if (!may_read(connection))
+            loop_io_change(connection->home->loop, &connection->io,
+                           connection->io.interest & ~(unsigned)LOOP_READ);
+        else if (!read_some(connection))
+            return;
+    }
+    take_turn(connection, turn);
+}
+
 static void on_event(struct loop_io *io, unsigned events)
 {
     struct http_connection *connection = (struct http_connection *)io;
 
-    if (events & LOOP_HANGUP && (!(events & LOOP_READ) || connection->state == HTTP_STATE_BUSY)) {
+    if (events & LOOP_HANGUP && (!(events & LOOP_READ) || connection->state == HTTP_STATE_BUSY))
         http_connection_drop(connection);
-        return;
-    }
-    if (events & LOOP_READ) {
-        if (!may_read(connection))
-            loop_io_change(connection->home->loop, io, io->interest & ~(unsigned)LOOP_READ);
-        else if (!read_some(connection))
-            return;
-    }
-    take_turn(connection);
+    else
+        http_turns_take(connection, events & LOOP_READ);
 }
 
 void http_connection_open(struct http_home *home, int fd, const struct sockaddr_in6 *peer)
@@ -479,6 +461,7 @@ void http_connection_open(struct http_home *home, int fd, const struct sockaddr_
     connection->out = &connection->own_out;
     if (peer)
         connection->peer = *peer;
+    http_turns_join(connection);
     bool is_full = before >= limits->connections_max && !http_home_close_idle(home);
     if ((is_full && before >= limits->connections_max + limits->connections_extra) ||
         loop_io_start(home->loop, &connection->io, fd, LOOP_READ, on_event, &error) != STATUS_OK) {

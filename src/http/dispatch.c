@@ -214,6 +214,8 @@ static enum http_step step_handler(struct http_exchange *exchange)
 {
     struct http_request *request = &exchange->request;
 
+    if (exchange->connection->is_ungrouped)
+        http_turns_group(exchange);
     if (request->route->kind == HTTP_WORKER)
         http_work_submit(exchange);
     else

@@ -28,10 +28,13 @@ enum {
     HTTP_ROUNDS_PER_TURN = 16,               /* writes of one connection before others have their turn */
     HTTP_REQUESTS_PER_TURN = 128,            /* the same for pipelined requests */
     HTTP_REQUESTS_PER_CHECK = 32,            /* of the clock: a power of two */
-    HTTP_TICK_US_MAX = 1000,                 /* past it a tick is long, and turns end */
-    HTTP_REQUESTS_IN_LONG_TICK = 16,         /* of each later connection of a long tick, … */
+    HTTP_TURNS_PER_CHECK = 16,               /* of the clock, a power of two, too */
+    HTTP_TICK_US_MAX = 1000,                 /* past it a tick is long, and connections wait: turns.c */
+    HTTP_REQUESTS_IN_LONG_TICK = 16,         /* of a turn then, … */
     HTTP_SHORT_TURN_US = 50,                 /* … or fewer, if they take longer than this */
     HTTP_REQUESTS_PER_SHORT_CHECK = 2,       /* of the clock, in such a turn: a power of two */
+    HTTP_SHORT_PHASE_US = 100,               /* of turns, when more events wait than a tick takes */
+    HTTP_GROUPS = 1024,                      /* of connections that wait: tenants, by a hash */
     HTTP_SPARE_EXCHANGES_MAX = 64,           /* kept per loop */
     HTTP_ARENA_BYTES = 4 * 1024,             /* of a request, without another malloc */
     HTTP_LINGER_MS = 2000,                   /* after the last answer, for the client to read it */
@@ -176,6 +179,11 @@ struct http_connection {
     bool saw_end;       /* the client sent its last byte */
     bool wants_turn;    /* has more to do, without another event */
     bool may_be_unread; /* at the end: the client may have sent bytes that were not read */
+    bool is_waiting;    /* for its turn: in its group's list */
+    bool is_readable;   /* meanwhile its socket became so */
+    bool is_ungrouped;  /* its next request decides its group */
+    uint16_t group;     /* turns.c */
+    TAILQ_ENTRY(http_connection) waiting;
     struct loop_tick tick;
     struct loop_timer timer; /* lazy: fires at or before deadline_ns, then checks again */
     int64_t deadline_ns;
@@ -200,6 +208,19 @@ struct http_tally {
     unsigned count;
 };
 
+/* What a connection may do until others have their turn. */
+struct http_turn {
+    unsigned requests_max;
+    unsigned check_mask; /* the clock is read after every check_mask + 1 requests, and after each write */
+    int64_t until_ns;
+};
+
+/* Connections of one tenant that wait for their turn. */
+struct http_group {
+    TAILQ_HEAD(, http_connection) connections;
+    TAILQ_ENTRY(http_group) entry; /* of the home's list, unless it is empty */
+};
+
 struct http_listener;
 
 struct http_home {
@@ -211,7 +232,8 @@ struct http_home {
     LIST_HEAD(, http_connection) connections;
     struct http_connection *idle_hand; /* the next to be looked at; NULL = the first */
     struct http_tally tally;
-    int64_t clock_ns;                              /* when the clock was last read */
+    int64_t clock_ns; /* when the clock was last read; CLOCK_NEVER: connections wait since an earlier tick */
+    unsigned turn_count;
     char date_line[CLOCK_HTTP_DATE_BYTES - 1 + 8]; /* "Date: …\r\n" */
     int64_t date_until_ns;
     TAILQ_HEAD(, http_connection) unsent; /* the first has waited for its client longest */
@@ -221,6 +243,9 @@ struct http_home {
     SLIST_HEAD(, http_listener) listeners;
     bool draining, drained;
     struct loop_timer drain_timer;
+    TAILQ_HEAD(, http_group) waiting; /* in the order of their turns */
+    struct loop_tick waiting_tick;
+    struct http_group groups[HTTP_GROUPS];
 };
 
 struct http_server {
@@ -309,6 +334,19 @@ void http_connection_unref(struct http_connection *connection);
 /* No further request: the output is sent, then the connection ends. Its request is dropped. */
 void http_connection_finish(struct http_connection *connection, bool may_be_unread);
 
+/* What an event leads to: a read, if the socket is readable, and a turn. */
+void http_connection_serve(struct http_connection *connection, bool is_readable,
+                           const struct http_turn *turn);
+
+/* turns.c */
+void http_turns_init(struct http_home *home);
+void http_turns_join(struct http_connection *connection);  /* a new one */
+void http_turns_group(struct http_exchange *exchange);     /* by the tenant of its request */
+void http_turns_leave(struct http_connection *connection); /* it waits no longer */
+/* Its turn is now, or comes when its group has one. */
+void http_turns_take(struct http_connection *connection, bool is_readable);
+bool http_turn_is_over(const struct http_turn *turn, struct http_home *home); /* reads the clock */
+
 /* dispatch.c: a request's way; true when there may be more to do with what is there */
 bool http_dispatch_step(struct http_connection *connection);
 void http_dispatch_end_key(struct http_exchange *exchange); /* ends the idempotency step's hold, if any */
@@ -356,6 +394,9 @@ void http_tally_count(struct http_exchange *exchange, int status);
 void http_tally_count_unmatched(struct http_home *home, int status);
 void http_tally_flush(struct http_home *home);
 void http_tally_register(struct http_server *server);
+
+/* request.c */
+uint64_t http_peer_hash(const struct sockaddr_in6 *peer);
 
 /* server.c */
 bool http_home_close_idle(struct http_home *home); /* one of its connections, if there is one */

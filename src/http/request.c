@@ -270,9 +270,8 @@ bool http_request_none_match(const struct http_request *request, struct str etag
     return false;
 }
 
-uint64_t http_request_sender(const struct http_request *request)
+uint64_t http_peer_hash(const struct sockaddr_in6 *peer)
 {
-    const struct sockaddr_in6 *peer = request->peer;
     struct str address = STR_NONE;
 
     if (peer->sin6_family == AF_INET)
@@ -280,4 +279,9 @@ uint64_t http_request_sender(const struct http_request *request)
     else if (peer->sin6_family == AF_INET6)
         address = str_of((const char *)&peer->sin6_addr, 8);
     return hash_seeded(address);
+}
+
+uint64_t http_request_sender(const struct http_request *request)
+{
+    return http_peer_hash(request->peer);
 }

@@ -22,7 +22,7 @@
 
 enum {
     BACKLOG = 4096,
-    ACCEPTS_PER_TURN = 64,
+    ACCEPTS_PER_TURN = 16,
     PAUSE_MS = 100,
     LAST_ANSWER_MS = 500, /* for the 503 to leave and the client to close */
 };
@@ -76,6 +76,7 @@ enum status http_server_create(const struct http_server_config *config, struct h
     for (unsigned i = 0; i < made->home_count; i++) {
         made->homes[i] = (struct http_home){.server = made, .loop = loop_group_loop(config->group, i)};
         TAILQ_INIT(&made->homes[i].unsent);
+        http_turns_init(&made->homes[i]);
     }
     budget_set_bound(BUDGET_BODIES, made->config.limits.bodies_bytes_max);
     budget_set_bound(BUDGET_UNSENT, limits->unsent_bytes_max);
@@ -174,7 +175,7 @@ static void on_listener_message(struct loop *loop, struct loop_message *message)
 /* Has it waited for a request, or for the rest of a head, for longer than HTTP_IDLE_MIN_MS? */
 static bool is_idle(const struct http_connection *connection, int64_t now_ns)
 {
-    return connection->state == HTTP_STATE_HEAD && !connection->is_unsent &&
+    return connection->state == HTTP_STATE_HEAD && !connection->is_unsent && !connection->is_waiting &&
            now_ns - connection->state_since_ns >= HTTP_IDLE_MIN_MS * CLOCK_NS_PER_MS;
 }
 
@@ -340,6 +341,7 @@ void http_server_destroy(struct http_server *server)
         loop_timer_stop(home->loop, &home->drain_timer);
         close_listeners(home);
         drop_all(home);
+        loop_tick_cancel(home->loop, &home->waiting_tick);
     }
     http_server_unref(server);
 }

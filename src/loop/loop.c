@@ -134,7 +134,7 @@ static void wait_for_events(struct loop *loop, int wait_ms_max)
 {
     const struct loop_timers *timers = &loop->timers;
     int64_t wait_ns = wait_ms_max < 0 ? -1 : wait_ms_max * CLOCK_NS_PER_MS;
-    if (has_messages(loop)) {
+    if (has_messages(loop) || !TAILQ_EMPTY(&loop->ticks)) {
         wait_ns = 0;
     } else if (timers->count) {
         int64_t left_ns = timers->heap[1]->deadline_ns - clock_mono_ns();
@@ -149,6 +149,7 @@ static void wait_for_events(struct loop *loop, int wait_ms_max)
         count = poll_events(loop, wait_ns);
     }
     loop->event_count = count > 0 ? count : 0; /* EINTR is an empty tick */
+    loop->has_more = count == LOOP_EVENTS_PER_TICK;
     loop->now_ns = clock_mono_ns();
 }
 
@@ -185,11 +186,14 @@ static void run_inbox(struct loop *loop)
     }
 }
 
+/* Each once: one that is queued again, and all after it, wait for the next tick. */
 static void run_tick_ends(struct loop *loop)
 {
     struct loop_tick *tick;
-    while ((tick = TAILQ_FIRST(&loop->ticks)) != NULL) {
+    loop->tick_number++;
+    while ((tick = TAILQ_FIRST(&loop->ticks)) != NULL && tick->ran_in != loop->tick_number) {
         loop_tick_cancel(loop, tick);
+        tick->ran_in = loop->tick_number;
         tick->on_tick_end(tick);
     }
 }
@@ -285,4 +289,9 @@ unsigned loop_index(const struct loop *loop)
 int64_t loop_now_ns(const struct loop *loop)
 {
     return loop->now_ns;
+}
+
+bool loop_has_more(const struct loop *loop)
+{
+    return loop->has_more;
 }

@@ -58,12 +58,14 @@ struct loop_message {
  * ended, messages are still taken and run by loop_destroy(), so that none is lost or leaked. */
 void loop_post(struct loop *loop, struct loop_message *message);
 
-/* ---- tick end: run once after this tick's events (to write out what several events gathered) ---- */
+/* ---- tick end: run once after this tick's events (to write out what several events gathered). One that asks for it again while it
+ * runs, or after, has it in the next tick, which does not sleep. ---- */
 struct loop_tick;
 typedef void loop_tick_fn(struct loop_tick *tick);
 struct loop_tick {
     TAILQ_ENTRY(loop_tick) link;
     loop_tick_fn *on_tick_end;
+    uint64_t ran_in; /* the tick */
     bool queued;
 };
 void loop_at_tick_end(struct loop *loop, struct loop_tick *tick, loop_tick_fn *on_tick_end);
@@ -99,5 +101,6 @@ void loop_stop(struct loop *loop);                      /* any thread */
 bool loop_settle(struct loop *loop);
 unsigned loop_index(const struct loop *loop);
 int64_t loop_now_ns(const struct loop *loop); /* the time this tick began; no syscall */
+bool loop_has_more(const struct loop *loop);  /* than the events that this tick took */
 
 #endif

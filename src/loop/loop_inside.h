@@ -8,9 +8,9 @@
 #include "loop/loop.h"
 
 enum {
-    LOOP_EVENTS_PER_TICK = 256,    /* epoll events taken at once */
-    LOOP_MESSAGES_PER_TICK = 1024, /* inbox messages run before io gets its turn again */
-    LOOP_TIMERS_PER_TICK = 1024,
+    LOOP_EVENTS_PER_TICK = 256,   /* epoll events taken at once */
+    LOOP_MESSAGES_PER_TICK = 256, /* inbox messages run before io gets its turn again */
+    LOOP_TIMERS_PER_TICK = 256,
     LOOP_PARKED_MAX_DEFAULT = 65536,
 };
 
@@ -58,11 +58,13 @@ struct loop {
     int64_t now_ns;
     atomic_bool stopping;
     struct epoll_event events[LOOP_EVENTS_PER_TICK];
+    bool has_more;             /* events than it took */
     int event_count, event_at; /* of the io phase: loop_io_stop() drops what is still to come */
     struct loop_io inbox_io;
     struct loop_inbox inbox;
     struct loop_timers timers;
     TAILQ_HEAD(, loop_tick) ticks;
+    uint64_t tick_number;
     struct loop_garbage *garbage;
     size_t garbage_count, garbage_capacity;
     struct loop_parking parking;

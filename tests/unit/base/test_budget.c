@@ -126,7 +126,8 @@ static void test_a_tenant_leaves_room_for_others(void **state)
 {
     (void)state;
     size_t most = general(BUDGET_BODIES), own = budget_first(BUDGET_BODIES);
-    size_t first = take_all(BUDGET_BODIES, 1), second = take_all(BUDGET_BODIES, 2), third = take_all(BUDGET_BODIES, 3);
+    size_t first = take_all(BUDGET_BODIES, 1), second = take_all(BUDGET_BODIES, 2),
+           third = take_all(BUDGET_BODIES, 3);
     assert_in_range(first, most / 2 - 128, most / 2 + own + 128);
     assert_in_range(second, most / 4 - 128, most / 4 + own + 128);
     assert_in_range(third, most / 8 - 128, most / 8 + own + 128);

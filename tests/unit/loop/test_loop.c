@@ -257,6 +257,28 @@ static void on_tick_message(struct loop *loop, struct loop_message *message)
     loop_tick_cancel(loop, &ticks[1]);
 }
 
+static void on_tick_again(struct loop_tick *tick)
+{
+    order_count++;
+    loop_at_tick_end(tick_loop, tick, on_tick_again);
+}
+
+static void a_tick_end_that_asks_for_another_has_it_in_the_next_tick(void **state)
+{
+    (void)state;
+    struct loop_tick again = {0};
+    tick_loop = new_loop(0);
+    order_count = 0;
+    loop_at_tick_end(tick_loop, &again, on_tick_again);
+    for (int tick = 1; tick <= 3; tick++) {
+        loop_run_once(tick_loop, -1); /* does not sleep */
+        assert_int_equal(order_count, tick);
+    }
+    loop_tick_cancel(tick_loop, &again);
+    order_count = 0;
+    loop_destroy(tick_loop);
+}
+
 static void tick_ends_run_once_in_order_and_before_freeing(void **state)
 {
     (void)state;
@@ -282,6 +304,7 @@ int main(void)
         cmocka_unit_test(a_parked_owner_is_found_once_by_message_or_by_timer),
         cmocka_unit_test(ten_thousand_can_be_parked_and_their_slots_are_used_again),
         cmocka_unit_test(tick_ends_run_once_in_order_and_before_freeing),
+        cmocka_unit_test(a_tick_end_that_asks_for_another_has_it_in_the_next_tick),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
