@@ -39,8 +39,8 @@ static void *run_in_thread(void *arg)
 static struct crowd *crowd_create(void)
 {
     static struct crowd crowd;
-    crowd =
-        (struct crowd){.groups = idempotency_groups_create(RUNNING, PATIENCE_MS), .members = crowd.calls + RUNNING};
+    crowd = (struct crowd){.groups = idempotency_groups_create(RUNNING, PATIENCE_MS),
+                           .members = crowd.calls + RUNNING};
     for (int i = 0; i < CALLS; i++) {
         snprintf(crowd.keys[i], sizeof crowd.keys[i], "call-%d", i);
         crowd.calls[i] = rig_call(crowd.keys[i]);
