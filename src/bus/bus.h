@@ -127,7 +127,8 @@ struct bus_batch {
     /* Set by the driver: the lock is not answered yet. What the handler leaves in its pipeline is sent with the lock and the commit;
      * where any of it fails the handler is called again, without this. */
     bool is_unlocked;
-    void *memo; /* the handler's, for on_committed or on_uncommitted */
+    void *memo;   /* the handler's, for on_committed or on_uncommitted */
+    bool is_true; /* in on_committed: what the handler asked of the connection (db_pipeline_ask) */
     /* Set by the handler: a notice of PostgreSQL's that is sent right after the commit, in its round trip. is_notice_sent, in on_committed:
      * it was sent. Drivers that do not commit in PostgreSQL ignore it. */
     struct str notice_channel, notice_payload;

@@ -285,6 +285,9 @@ enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db
 void db_pipeline_leave(struct db_conn *conn, struct db_result **results, size_t count);
 /* The results of what was left are not wanted any more, or have come. */
 void db_pipeline_forget(struct db_conn *conn);
+/* Of the last statement added: is its first field true? Known when the pipeline has ended; false until then. */
+void db_pipeline_ask(struct db_conn *conn);
+bool db_pipeline_is_true(const struct db_conn *conn); /* what was asked last */
 /* A notice as a statement of a pipeline. Its transaction waits for no disk, so that the lock all notices queue for is not held
  * meanwhile: most often one of its own, after the COMMIT. For a single notice that a client waits for; many notices are sent by a
  * notifier. The payload is UTF-8 of less than 8,000 bytes. */

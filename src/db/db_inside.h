@@ -124,6 +124,8 @@ struct db_conn {
     struct db_result **left_results;
     size_t left_count;
     bool in_pipeline, pipeline_left;
+    size_t asked; /* the place in the queue that db_pipeline_ask() is about, from 1; 0 = none */
+    bool is_true;
     struct error pipeline_error; /* the first failure before the end */
     bool doomed;                 /* the server ended the session while nothing was running */
     bool answered;               /* the server has, since the pool lent it */

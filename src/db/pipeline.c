@@ -26,7 +26,7 @@ void db_pipeline_begin(struct db_conn *conn)
         return;
     }
     conn->pipeline_error.status = STATUS_OK;
-    conn->queued = conn->queue_first = conn->left_count = 0;
+    conn->queued = conn->queue_first = conn->left_count = conn->asked = 0;
     conn->pipeline_left = false;
     if (db_conn_check(conn, &error) != STATUS_OK) {
         stick(conn, &error);
@@ -52,6 +52,17 @@ void db_pipeline_leave(struct db_conn *conn, struct db_result **results, size_t 
 void db_pipeline_forget(struct db_conn *conn)
 {
     conn->left_count = 0;
+}
+
+void db_pipeline_ask(struct db_conn *conn)
+{
+    conn->asked = conn->queued;
+    conn->is_true = false;
+}
+
+bool db_pipeline_is_true(const struct db_conn *conn)
+{
+    return conn->is_true;
 }
 
 static struct db_queued *queue_push(struct db_conn *conn)
@@ -210,6 +221,8 @@ static enum status fetch_all(struct db_conn *conn, int64_t deadline_ns, struct d
             first = status;
             *failed_at = conn->pg ? at : count;
         }
+        if (status == STATUS_OK && i + 1 == conn->asked)
+            conn->is_true = str_eq(db_result_str((struct db_result *)result, 0, 0), STR("t"));
         if (status == STATUS_OK && results && i >= conn->queue_first && at < count)
             results[at] = (struct db_result *)result;
         else if (status == STATUS_OK && i < conn->queue_first && i < conn->left_count)
@@ -222,6 +235,7 @@ static enum status fetch_all(struct db_conn *conn, int64_t deadline_ns, struct d
     enum status status =
         db_conn_result(conn, deadline_ns, &result, first == STATUS_OK ? error : NULL); /* the sync */
     PQclear(result);
+    conn->asked = 0;
     return first == STATUS_OK ? status : first;
 }
 

@@ -21,6 +21,7 @@ def writer(request, serve, refdata_db, token):  # noqa: F811
     """A client of a process whose updates are published in their commits from the third on: the first makes the topic known."""
     servers = [serve(refdata_db, pod("D"), args=("--roles", roles)) for roles in ROLES[request.param]]
     client = servers[0].client(token(TENANT))
+    client.servers = servers
     for _ in range(2):
         assert commit(client, delta("D", {"a": 1})).status == 200
         eventually(lambda: live(refdata_db) == 0)
@@ -68,4 +69,6 @@ def test_a_commit_does_not_wait_for_another_one_in_the_same_partition(writer, re
         assert live(refdata_db) == 1
         cursor.execute("commit")
     eventually(lambda: live(refdata_db) == 0)
+    eventually(lambda: sum(number for server in writer.servers for name, number in server.metrics().items()
+                           if name.startswith("outbox_publish_success_total")) == 3)  # once each, whoever published it
     assert list(dict.fromkeys(versions(refdata_db, "D"))) == [1, 2, 3]

@@ -226,6 +226,7 @@ static enum status record_failure(struct locked_batch *locked, const char *reaso
 /* The connection is released before subscribers are called. */
 static enum bus_postgres_step batch_committed(struct locked_batch *locked)
 {
+    locked->batch.is_true = db_pipeline_is_true(locked->conn);
     db_release(locked->conn);
     locked->conn = locked->batch.conn = NULL;
     atomic_store(&locked->reader->partitions[locked->partition].was_last, true);

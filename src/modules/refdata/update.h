@@ -117,7 +117,7 @@ struct refdata_outcome {
     struct refdata_state state;
     bool is_hydrated;   /* of COMMITTED by this process: refdata.item_change has a row of it */
     bool makes_version; /* by this event now; not where another one did, or an earlier commit */
-    bool is_published;  /* that version, in the same commit: the relay has nothing to do */
+    bool is_published;  /* that version, in the same commit; until that has ended: it may be */
 };
 
 #endif

@@ -316,6 +316,22 @@ static void test_what_is_left_twice_goes_together(void **state)
     assert_string_equal(test_sql(conn, "SELECT count(*) FROM t"), "2");
 }
 
+static void test_what_was_asked_of_what_is_left_is_known_after_the_commit(void **state)
+{
+    (void)state;
+    for (int is_true = 1; is_true >= 0; is_true--) {
+        db_pipeline_begin(conn);
+        add("BEGIN");
+        add_number("SELECT $1 = 1", is_true);
+        db_pipeline_ask(conn);
+        add("SELECT 5");
+        db_pipeline_leave(conn, NULL, 0);
+        assert_false(db_pipeline_is_true(conn));
+        assert_ok(db_commit(conn, soon(), NULL));
+        assert_int_equal(db_pipeline_is_true(conn), is_true);
+    }
+}
+
 static void test_the_failure_of_what_is_left_is_the_next_ones(void **state)
 {
     (void)state;
@@ -387,6 +403,7 @@ int run_pipeline_tests(void)
         TEST(test_an_empty_pipeline),
         TEST(test_what_is_left_goes_with_the_next),
         TEST(test_what_is_left_twice_goes_together),
+        TEST(test_what_was_asked_of_what_is_left_is_known_after_the_commit),
         TEST(test_the_failure_of_what_is_left_is_the_next_ones),
         TEST(test_what_is_left_can_be_rolled_back),
         TEST(test_what_is_left_can_be_committed),

@@ -293,7 +293,7 @@ enum status refdata_apply_run(struct refdata_database *database, struct db_conn 
 }
 
 void refdata_apply_report(struct refdata_database *database, const struct refdata_command *commands,
-                          size_t count)
+                          size_t count, bool is_published)
 {
     size_t decided = 0;
     for (size_t i = 0; i < count; i++)
@@ -312,7 +312,8 @@ void refdata_apply_report(struct refdata_database *database, const struct refdat
                       LOG_STR("source", refdata_source_name(commands[i].update.source)));
         if (outcome->state.decision != REFDATA_PENDING) {
             waited[decided] = commands[i].waited;
-            outcomes[decided++] = *outcome;
+            outcomes[decided] = *outcome;
+            outcomes[decided++].is_published &= is_published;
         }
         for (size_t j = 0; j < commands[i].other_count; j++) {
             waited[decided] = true; /* whether a client waits is not stored */

@@ -55,8 +55,9 @@ enum status refdata_apply_run(struct refdata_database *database, struct db_conn 
 bool refdata_apply_expects(struct refdata_database *database, const struct refdata_command *commands,
                            size_t count);
 /* After the commit: releases the clients that wait for these updates, and notifies the readers of the dictionaries. Updates decided
- * before are reported again: the reply to an earlier commit may have been lost. */
+ * before are reported again: the reply to an earlier commit may have been lost. `is_published`: what the run asked of its connection
+ * (db_pipeline_ask), whether versions are published that may be; else the relay is woken. */
 void refdata_apply_report(struct refdata_database *database, const struct refdata_command *commands,
-                          size_t count);
+                          size_t count, bool is_published);
 
 #endif

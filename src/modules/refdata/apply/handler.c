@@ -203,7 +203,7 @@ static void batch_committed(void *context, const struct bus_batch *batch, size_t
         return;
     if (batch->is_notice_sent)
         memo->commands[0].waited = false;
-    refdata_apply_report(context, memo->commands, memo->count);
+    refdata_apply_report(context, memo->commands, memo->count, batch->is_true);
     for (size_t i = 0; i < memo->count; i++) {
         const struct refdata_command *command = &memo->commands[i];
         const struct refdata_state *state = &command->outcome.state;

@@ -29,8 +29,9 @@ static const struct refdata_rows_sql versions_sql = REFDATA_ROWS_SQL(VERSIONS, "
 #define OUTBOX(rows) EVENTS(rows, "false")
 static const struct refdata_rows_sql outbox_sql = REFDATA_ORDERED_SQL(OUTBOX, "$1, $2, $3, $4, $5, $6, $7");
 /* The same for the versions of one pair, $8 and $9, which are published too (relay.c): $10 the partition of the topic, whose row is
- * locked to the end of the transaction, $11 their number. They are left to a relay, which is notified, while earlier ones of the pair
- * wait for it, and where the partition is locked: commits do not wait for one another's disk. */
+ * locked to the end of the transaction, $11 their number. They are left to a relay while earlier ones of the pair wait for it, and where
+ * the partition is locked: commits do not wait for one another's disk. For the same reason no notice goes with the commit: the caller
+ * wakes the relay. */
 #define PARTITION "topic = '" REFDATA_INVALIDATIONS "' and partition = $10"
 #define IS_NEXT "exists (select from next)"
 #define MADE(rows) " made as (" EVENTS(rows, IS_NEXT) " returning id, event_id, traceparent, payload),"
@@ -51,7 +52,7 @@ static const struct refdata_rows_sql outbox_sql = REFDATA_ORDERED_SQL(OUTBOX, "$
     "                 else array['" BUS_HEADER_TRACEPARENT "', traceparent] end,"                   \
     "          convert_to(payload::text, 'UTF8')"                                                   \
     "   from slot, made)"                                                                           \
-    " select case when not " IS_NEXT " then pg_notify('outbox_refdata_outbox_event', '') end"
+    " select " IS_NEXT
 #define PUBLISH(rows) PUBLISH_MADE(MADE(rows))
 static const struct refdata_rows_sql publish_sql = REFDATA_ORDERED_SQL(PUBLISH, "$1, $2, $3, $4, $5, $6, $7");
 /* For hydration, where some consumer asked for an item of the dictionary (H4). */
@@ -112,6 +113,7 @@ static void write_outbox(struct batch *batch, struct refdata_columns *outbox)
     params[COLUMNS + 3] = db_i64((int64_t)outbox->rows);
     params[COLUMNS + 4] = DB_END;
     refdata_writer_add(&batch->writer, statement, params);
+    db_pipeline_ask(batch->conn);
     refdata_columns_free(outbox);
     for (size_t i = 0; i < batch->count; i++)
         batch->commands[i].outcome.is_published = batch->entries[i].published;

@@ -167,7 +167,7 @@ static enum status commit_direct(struct group *group, struct db_conn *conn, stru
         acceptance->state = commands[i].outcome.state;
     }
     if (status == STATUS_OK)
-        refdata_apply_report(group->database, commands, group->count);
+        refdata_apply_report(group->database, commands, group->count, db_pipeline_is_true(conn));
     group->pace->was_slow |= status == STATUS_DB_RETRY; /* another transaction holds a lock */
     status = note_commit(group, status);
     return status == STATUS_DB_ERROR ? STATUS_DB_RETRY : status;
