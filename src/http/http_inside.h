@@ -232,7 +232,8 @@ struct http_home {
     LIST_HEAD(, http_connection) connections;
     struct http_connection *idle_hand; /* the next to be looked at; NULL = the first */
     struct http_tally tally;
-    int64_t clock_ns; /* when the clock was last read; CLOCK_NEVER: connections wait since an earlier tick */
+    TAILQ_HEAD(, http_group) waiting; /* in the order of their turns */
+    int64_t clock_ns;                 /* when the clock was last read */
     unsigned turn_count;
     char date_line[CLOCK_HTTP_DATE_BYTES - 1 + 8]; /* "Date: …\r\n" */
     int64_t date_until_ns;
@@ -243,7 +244,6 @@ struct http_home {
     SLIST_HEAD(, http_listener) listeners;
     bool draining, drained;
     struct loop_timer drain_timer;
-    TAILQ_HEAD(, http_group) waiting; /* in the order of their turns */
     struct loop_tick waiting_tick;
     struct http_group groups[HTTP_GROUPS];
 };

@@ -93,10 +93,8 @@ static void run_waiting(struct loop_tick *tick)
         http_connection_serve(connection, is_readable, &turn);
         look_at_clock(home);
     }
-    if (TAILQ_EMPTY(&home->waiting))
-        return;
-    home->clock_ns = CLOCK_NEVER; /* the next tick is long from its beginning */
-    loop_at_tick_end(home->loop, tick, run_waiting);
+    if (!TAILQ_EMPTY(&home->waiting))
+        loop_at_tick_end(home->loop, tick, run_waiting);
 }
 
 static void wait_for_turn(struct http_connection *connection, bool is_readable)
@@ -114,13 +112,14 @@ static void wait_for_turn(struct http_connection *connection, bool is_readable)
     loop_at_tick_end(home->loop, &home->waiting_tick, run_waiting);
 }
 
+/* While some wait, all do: a connection has no turn outside of its group's, also where a tick left run_waiting() to the next. */
 void http_turns_take(struct http_connection *connection, bool is_readable)
 {
     struct http_home *home = connection->home;
     const struct http_turn turn = {HTTP_REQUESTS_PER_TURN, HTTP_REQUESTS_PER_CHECK - 1,
                                    loop_now_ns(home->loop) + HTTP_TICK_US_MAX * 1000};
 
-    if (home->clock_ns >= turn.until_ns ||
+    if (!TAILQ_EMPTY(&home->waiting) || home->clock_ns >= turn.until_ns ||
         (++home->turn_count % HTTP_TURNS_PER_CHECK == 0 && look_at_clock(home) >= turn.until_ns))
         wait_for_turn(connection, is_readable);
     else

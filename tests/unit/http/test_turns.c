@@ -177,6 +177,83 @@ static void test_connections_end_while_they_wait(void **state)
         client_close(&flood[i]);
 }
 
+/* ---- many that a new token has held up ---- */
+
+enum { HELD = 60, COSTLIER_US = 50 };
+static struct loop_park_ref held[HELD];
+static unsigned held_count;
+static struct loop_tick other_tick; /* of a module, as that of hydration's lookups */
+
+static void on_other_tick(struct loop_tick *tick)
+{
+    (void)tick;
+}
+
+static enum http_step hold(struct http_request *request, void *context)
+{
+    (void)context;
+    if (held_count == HELD)
+        return HTTP_STEP_PASS;
+    assert_true(http_request_park(request, CLOCK_NEVER, NULL, NULL, &held[held_count]));
+    held_count++;
+    return HTTP_STEP_PARKED;
+}
+
+static void costly_with_tick(struct http_request *request)
+{
+    loop_at_tick_end(harness.loop, &other_tick, on_other_tick);
+    now_ns += COSTLIER_US * 1000;
+    costly(request);
+}
+
+static const struct http_route tick_routes[] = {
+    {.method = HTTP_GET, .path = "/costly/{tenant}", .handler = costly_with_tick},
+    {0},
+};
+
+static int setup_held(void **state)
+{
+    (void)state;
+    harness_init(&harness, tick_routes);
+    harness.config.share_of = tenant_of;
+    harness.config.gate = hold;
+    harness.config.limits.held_max = 1000;
+    harness_start(&harness);
+    costly_count = held_count = 0;
+    return 0;
+}
+
+/* Their turns wait at the end of a tick, behind a module's that has run in it. The next tick is a new one, and what waits, waits. */
+static void test_turns_that_a_tick_leaves_to_the_next(void **state)
+{
+    (void)state;
+    enum { PIPELINED = 3 };
+    static struct client flood[HELD];
+    for (size_t i = 0; i < HELD; i++)
+        client_connect(&harness, &flood[i]);
+    send_flood(flood, HELD, 1, 3);
+    harness_turn(&harness, 5);
+    assert_int_equal(held_count, HELD);
+    loop_at_tick_end(harness.loop, &other_tick, on_other_tick);
+    for (size_t i = 0; i < HELD; i++)
+        http_request_resume(http_request_unpark(held[i]));
+    loop_run_once(harness.loop, 0);
+    assert_in_range(costly_count, 1, HELD - 1);
+    for (size_t i = HELD; i-- > 0;) /* those that wait are the first */
+        client_send(
+            &flood[i],
+            STR("GET /costly/a HTTP/1.1\r\nHost: a\r\n\r\nGET /costly/b HTTP/1.1\r\nHost: a\r\n\r\n"));
+    for (int i = 0; i < 100 && costly_count < HELD * PIPELINED; i++)
+        loop_run_once(harness.loop, 0);
+    assert_int_equal(costly_count, HELD * PIPELINED);
+    for (size_t i = 0; i < HELD; i++) {
+        client_receive(&flood[i]);
+        for (unsigned request = 0; request < PIPELINED; request++)
+            assert_int_equal(client_take(&flood[i]).status, 200);
+        client_close(&flood[i]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -185,6 +262,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_many_connections_with_a_request_each, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_flood_is_answered_whole, setup, teardown),
         cmocka_unit_test_setup_teardown(test_connections_end_while_they_wait, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_turns_that_a_tick_leaves_to_the_next, setup_held, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
