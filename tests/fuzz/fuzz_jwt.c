@@ -97,7 +97,7 @@ static void as_client_cert(struct str input)
     static struct auth_client client = {.identity = {"spiffe://a", 10}};
     static const struct auth_rules rules = {
         .peers = everybody, .peer_count = 2, .clients = &client, .client_count = 1};
-    struct sockaddr_storage peer = {.ss_family = AF_INET};
+    struct sockaddr_in6 peer = {.sin6_family = AF_INET};
 
     check(auth_range_parse(STR("0.0.0.0/0"), &everybody[0]));
     (void)auth_range_parse(input, &everybody[1]);
