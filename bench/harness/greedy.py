@@ -18,7 +18,7 @@ from .write import CLIENTS, in_turn
 
 GREEDY, MODEST = "greedy", "modest"
 MODEST_CLIENTS, BLOCKED, LOADS, REQUESTS, PIPELINED = 4, 200, 100, 20_000, 128
-LOCK, BACKLOG, DELIVERIES = 4711, 100_000, 100
+LOCK, BACKLOG, DELIVERIES, MIB = 4711, 100_000, 100, 1024 * 1024
 PLAIN = Builtin("PLAIN", 0)
 
 
@@ -64,10 +64,12 @@ def locked(database):
 
 @contextlib.contextmanager
 def unread(port, requests):
-    """Requests on connections of their own, whose answers are not read."""
+    """Requests on connections of their own, whose answers are not read. One may be refused before it was sent."""
     with contextlib.ExitStack() as stack:
         for each in requests:
-            stack.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(each)
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=0.2))
+            with contextlib.suppress(OSError):
+                connection.sendall(each)
         time.sleep(0.5)  # they have arrived, and those that can block are blocked
         yield
 
@@ -76,7 +78,8 @@ class Side:
     def __init__(self, bench, database):
         self.bench, self.database, self.numbers = bench, database, itertools.count()
         self.loads = [Slow(f"LOAD{number}") for number in range(2 * bench.rounds.rounds * LOADS)]
-        settings = {"http": {"limits": {"requestTimeout": "1h"}}, "refdata": {"postgres": {"statementTimeout": "1h"}},
+        forever = {"requestTimeout": "1h", "headerTimeout": "1h", "bodyTimeout": "1h"}
+        settings = {"limits": {"memory": 128 * MIB}, "http": {"limits": forever}, "refdata": {"postgres": {"statementTimeout": "1h"}},
                     "notification": {"delivery": {"poll-interval": "10ms"}}}
         freshet = bench.freshet(database, [PLAIN, *map(Slow, ["SLOW", *SLOW_CODES]), *self.loads], settings)
         freshet.prepare()
@@ -106,6 +109,13 @@ class Side:
         keys = ",".join(f"k{number}" for number in range(100))
         for _ in range(count):
             yield request(f"/v1/tenants/{GREEDY}/dictionaries/PLAIN/items?keys={keys}", self.tokens[GREEDY])
+
+    def held(self):
+        """What fills memory: bodies and heads that do not arrive whole, long answers that are not read."""
+        body = post(f"/v1/tenants/{GREEDY}/updates", self.tokens[GREEDY], "x" * MIB)[:-1]
+        head = b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 20_000
+        answers = request("/openapi.yaml", self.tokens[GREEDY]) * 50
+        return [body] * 200 + [head] * 1500 + [answers] * 300
 
     # ---- what the modest tenant measures ----
 
@@ -194,6 +204,8 @@ def resources(side):
         "deliveries of notifications, with a backlog": (side.delivery, side.backlog),
         "loads, blocked by slow SQL": (
             side.load, lambda: side.blocked(side.reads(GREEDY, [load.code for load in side.loads[:BLOCKED]]))),
+        "memory, held by requests and answers that stay unfinished": (
+            side.read, lambda: unread(side.running.port, side.held())),
         "loops, flooded with pipelined reads of 100 keys": (
             side.read, lambda: side.flood(side.many_keys(100), PIPELINED)),
         "loops, flooded with pipelined health checks": (
