@@ -107,6 +107,7 @@ static bool hold_waiting(struct http_exchange *exchange, uint64_t tenant)
         return false;
     exchange->charged = exchange->held_bytes = bytes;
     exchange->held_tenant = tenant;
+    exchange->has_waited = true;
     return true;
 }
 
@@ -132,6 +133,15 @@ void http_budget_leave_waiting(struct http_exchange *exchange)
     if (exchange->held_bytes > 0)
         budget_leave_tenant(BUDGET_REQUESTS, exchange->held_tenant, exchange->held_bytes);
     exchange->held_bytes = 0;
+}
+
+bool http_budget_may_stay(struct http_exchange *exchange)
+{
+    if (!exchange->has_waited)
+        return true;
+    http_budget_leave_waiting(exchange);
+    exchange->has_waited = budget_is_full(BUDGET_REQUESTS);
+    return !exchange->has_waited;
 }
 
 /* ---- bodies ---- */

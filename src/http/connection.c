@@ -326,11 +326,12 @@ static bool may_stay(const struct http_connection *connection)
 {
     struct http_exchange *exchange = connection->exchange;
 
-    if (!exchange || exchange->charged > 0)
+    if (!exchange || (exchange->charged > 0 && !exchange->has_waited))
         return true;
     if (connection->state != HTTP_STATE_HEAD)
-        return http_budget_hold_waiting(exchange);
-    return exchange->start == exchange->end || http_exchange_admit(exchange);
+        return exchange->charged > 0 || http_budget_hold_waiting(exchange);
+    return exchange->start == exchange->end ||
+           (exchange->charged > 0 ? http_budget_may_stay(exchange) : http_exchange_admit(exchange));
 }
 
 static void take_turn(struct http_connection *connection, const struct http_turn *turn)

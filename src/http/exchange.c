@@ -143,12 +143,9 @@ void http_exchange_destroy(struct http_exchange *exchange)
 void http_exchange_release(struct http_exchange *exchange)
 {
     struct http_home *home = exchange->home;
-    bool has_waited = exchange->held_bytes > 0;
 
-    if (has_waited)
-        http_budget_leave_waiting(exchange);
-    if (home->spare_count >= HTTP_SPARE_EXCHANGES_MAX || exchange->block_bytes > HTTP_BLOCK_BYTES ||
-        !exchange->block || (has_waited && budget_is_full(BUDGET_REQUESTS))) {
+    if (!http_budget_may_stay(exchange) || home->spare_count >= HTTP_SPARE_EXCHANGES_MAX ||
+        exchange->block_bytes > HTTP_BLOCK_BYTES || !exchange->block) {
         http_exchange_destroy(exchange);
         return;
     }

@@ -139,6 +139,7 @@ struct http_exchange {
     size_t head_bytes; /* of that, charged before its head was complete, until it waits */
     size_t held_bytes; /* of that, by its tenant, since it waits; 0 = it does not */
     uint64_t held_tenant;
+    bool has_waited;       /* its memory may be out of the reserve: http_budget_may_stay() */
     size_t answer_charged; /* for a long answer that a worker gave, to BUDGET_REQUESTS, to held_tenant */
     int64_t body_since_ns; /* the window in which the least rate is checked */
     uint64_t body_before;  /* received at its beginning */
@@ -378,6 +379,8 @@ void http_budget_set_exchange(struct http_exchange *exchange, size_t bytes); /* 
  * may have. */
 bool http_budget_hold_waiting(struct http_exchange *exchange) MUST_CHECK;
 void http_budget_leave_waiting(struct http_exchange *exchange);
+/* After its request: is there room for it beside the reserve, too? */
+bool http_budget_may_stay(struct http_exchange *exchange) MUST_CHECK;
 /* Would a body of this length have room now? Nothing is reserved. */
 bool http_budget_has_room(const struct http_exchange *exchange, uint64_t content_length);
 bool http_budget_charge_body(struct http_exchange *exchange); /* after it grew; false: no room, answer 503 */

@@ -4,8 +4,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/budget.h"
 #include "base/clock.h"
 #include "harness.h"
+#include "http/http_inside.h"
 #include "loop/loop_inside.h"
 
 static struct loop_park_ref parked;
@@ -432,6 +434,41 @@ static void test_c7_the_server_can_end_while_a_worker_is_at_it(void **state)
     buf_deinit(&client.in);
 }
 
+/* ---- the reserve of the memory budget ---- */
+
+/* A request that waits has its room in the reserve. When it is answered, it must not leave its memory to the head of the next one, nor
+ * to the spares, where there is no room beside the reserve. */
+static void test_c6_the_reserve_is_given_back(void **state)
+{
+    (void)state;
+    enum { CLIENTS = 200 };
+    static struct client clients[CLIENTS];
+    budget_set_limit(64 << 20);
+    size_t filled = 0;
+    for (size_t part = 1 << 20; part >= 64; part /= 2)
+        while (budget_charge(BUDGET_REQUESTS, part))
+            filled += part;
+    size_t full = budget_used(BUDGET_REQUESTS);
+    size_t most = full + CLIENTS * sizeof(struct http_connection) + budget_share(BUDGET_REQUESTS) / 8;
+    for (size_t i = 0; i < CLIENTS; i++) {
+        client_connect(&harness, &clients[i]);
+        client_send(&clients[i], STR("GET /park HTTP/1.1\r\nHost: a\r\n\r\nGET /no"));
+        client_receive(&clients[i]);
+        struct http_request *request = http_request_unpark(parked);
+        assert_non_null(request);
+        http_send(request, &(struct http_response){.status = 200});
+        client_receive(&clients[i]);
+        assert_int_equal(client_take(&clients[i]).status, 200);
+        assert_in_range(budget_used(BUDGET_REQUESTS), 0, most);
+    }
+    for (size_t i = 0; i < CLIENTS; i++)
+        client_close(&clients[i]);
+    harness_turn(&harness, 5);
+    assert_in_range(budget_used(BUDGET_REQUESTS), 0, full);
+    budget_release(BUDGET_REQUESTS, filled);
+    budget_set_limit(0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -444,6 +481,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_c7_too_many_parked_is_503_with_retry_after, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c5_the_gate_answers_before_the_body_is_read, setup, teardown),
         cmocka_unit_test_setup_teardown(test_the_gate_can_think_about_it, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_c6_the_reserve_is_given_back, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_worker_answers, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_worker_that_forgets_to_answer_is_500, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c7_a_late_worker_is_503_and_its_answer_dropped, setup, teardown),
