@@ -2,13 +2,13 @@
  * rows, so that a running engine sees all of the change or none. */
 #include "outbox/outbox_inside.h"
 
-/* $1 ids, $2 and $3 sequence from and to, $4 aggregate, $5 created since, $6 rows at most. A table without a sequence has
- * no rows in any range of it. */
-#define SELECTED                                                        \
-    " AND ($1::text[] IS NULL OR e.@id = ANY ($1::text[]::@id_type[]))" \
-    " AND ($2::text IS NULL OR @number >= $2::text::bigint)"            \
-    " AND ($3::text IS NULL OR @number <= $3::text::bigint)"            \
-    " AND ($4::text IS NULL OR @about = $4::text)"                      \
+/* $1 ids, read once by the sub-select and not for every row, $2 and $3 sequence from and to, $4 aggregate, $5 created since, $6 rows at
+ * most. A table without a sequence has no rows in any range of it. */
+#define SELECTED                                                                             \
+    " AND ($1::text[] IS NULL OR e.@id = ANY ((SELECT $1::text[]::@id_type[])::@id_type[]))" \
+    " AND ($2::text IS NULL OR @number >= $2::text::bigint)"                                 \
+    " AND ($3::text IS NULL OR @number <= $3::text::bigint)"                                 \
+    " AND ($4::text IS NULL OR @about = $4::text)"                                           \
     " AND ($5::text IS NULL OR e.@created_at >= $5::text::timestamptz)"
 #define CHANGE(set, where)                                  \
     "UPDATE @table e SET " set " WHERE e.@id = ANY (ARRAY(" \

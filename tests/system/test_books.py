@@ -287,6 +287,25 @@ def test_an_event_that_its_owner_did_not_read_is_named_and_published_again(serve
     assert server.metrics()['events_republished_total{outbox="intake.event_outbox"}'] == 1
 
 
+def test_all_events_that_a_gap_has_taken_are_published_again(serve, refdata_db, token):  # noqa: F811
+    """Also more than are found by one statement."""
+    server = serve(refdata_db, args=items.INTAKE)
+    with server.client(token(TENANT)) as client:
+        assert items.post(client, items.item("first")).status == 201
+    eventually(lambda: sum(position for position, in refdata_db.query(
+        "select position from platform.bus_cursor where topic = 'intake.events' and group_name like 'entity-%%'")) == 1)
+    eventually(lambda: refdata_db.query("select status from intake.event_outbox") == [("PUBLISHED",)])
+    server.stop()
+    refdata_db.query("insert into intake.event_outbox (event_id, tenant_id, sku, event_type, payload, status, created_at, published_at)"
+                     " select i, tenant_id, i::text, event_type, replace(payload, event_id::text, i::text), status, now(), now()"
+                     " from intake.event_outbox, lateral (select gen_random_uuid() i from generate_series(1, 10000)) more")
+    refdata_db.query("with gone as (delete from platform.bus_message where topic = 'intake.events' returning partition, message_offset)"
+                     " update platform.bus_cursor c set position = g.message_offset from gone g"
+                     " where c.topic = 'intake.events' and c.partition = g.partition")
+    server.start()
+    eventually(lambda: server.metrics().get('events_republished_total{outbox="intake.event_outbox"}') == 10001)
+
+
 def test_a_chat_event_that_is_not_in_the_log_is_named_and_published_again(serve, refdata_db, token):  # noqa: F811
     """M3: streams read the log."""
     server = serve(refdata_db, chat.FAST, args=chat.CHAT)
