@@ -55,6 +55,9 @@ static enum status outbox_exchange(struct outbox *outbox, bool claims, int64_t d
         db_release(conn);
         nanosleep(&(struct timespec){.tv_nsec = OLDER_WAIT_MS * CLOCK_NS_PER_MS}, NULL);
     }
+    if (is_doubtful)
+        log_info("outbox_published_again", LOG_CSTR("module", outbox->config.table->module),
+                 LOG_INT("events", (int64_t)claim->count));
     for (size_t i = 0; i < claim->count && is_doubtful; i++)
         if (claim->results[i].kind == OUTBOX_DONE)
             claim->results[i].kind = OUTBOX_RELEASE;

@@ -1,7 +1,9 @@
 /* Runs are made in a child process, which notes its seed in shared memory: so a run that crashes or hangs is known, too. */
 #include "model.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -93,6 +95,19 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *now)
     int64_t epoch_s = clock == CLOCK_REALTIME ? 1700000000 : 0;
     *now = (struct timespec){.tv_sec = epoch_s + now_ns / 1000000000, .tv_nsec = now_ns % 1000000000};
     return 0;
+}
+
+/* What src/base waits with. Nothing runs beside a model, so a wait ends with its deadline. */
+int __wrap_pthread_cond_clockwait(pthread_cond_t *cond, pthread_mutex_t *mutex, clockid_t clock,
+                                  const struct timespec *until);
+int __wrap_pthread_cond_clockwait(pthread_cond_t *cond, pthread_mutex_t *mutex, clockid_t clock,
+                                  const struct timespec *until)
+{
+    (void)cond, (void)mutex, (void)clock;
+    int64_t until_ns = until->tv_sec * INT64_C(1000000000) + until->tv_nsec;
+    MODEL_CHECK(until_ns < INT64_MAX / 2, "waits for what nobody does");
+    now_ns = until_ns > now_ns ? until_ns : now_ns;
+    return ETIMEDOUT;
 }
 
 ssize_t __wrap_getrandom(void *buffer, size_t size, unsigned flags);
