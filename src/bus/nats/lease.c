@@ -39,7 +39,8 @@ static void on_announcement(natsConnection *connection, natsSubscription *subscr
     (void)subscription;
     if (text.len > 0 && str_split(&text, ' ', &id) && id.len == sizeof nats->id - 1 &&
         !str_eq(id, str_from(nats->id))) {
-        bool is_gone = str_eq(text, STR("gone")), is_free = str_eq(text, STR("free"));
+        bool is_gone = str_eq(text, STR("gone")), is_free = str_eq(text, STR("free")),
+             listens = str_eq(text, STR("here" LISTENS));
         size_t at = 0;
         pthread_mutex_lock(&nats->lock);
         while (at < reader->member_count && !str_eq(str_from(reader->members[at].id), id))
@@ -47,14 +48,16 @@ static void on_announcement(natsConnection *connection, natsSubscription *subscr
         bool is_new = at == reader->member_count;
         if (is_new && !is_gone && at < BUS_PARTITIONS_MAX) {
             reader->members = memory_realloc_array(reader->members, at + 1, sizeof reader->members[0]);
-            reader->members[at] = (struct nats_member){.listens = str_eq(text, STR("here" LISTENS))};
+            reader->members[at] = (struct nats_member){0};
             snprintf(reader->members[at].id, sizeof reader->members[at].id, "%.*s", STR_ARG(id));
             reader->member_count++;
         }
-        if (!is_new && is_gone)
+        if (!is_new && is_gone) {
             reader->members[at] = reader->members[--reader->member_count];
-        else if (at < reader->member_count)
+        } else if (at < reader->member_count) {
             reader->members[at].seen_ns = clock_mono_ns();
+            reader->members[at].listens |= listens; /* its first word may have been of a lease */
+        }
         if (!is_gone && (is_new || is_free))
             reader->announce_ns = 0; /* a new member does not know of this one */
         if (is_gone || is_new || is_free)

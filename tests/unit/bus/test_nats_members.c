@@ -340,12 +340,49 @@ static void test_what_a_killed_member_had_does_not_wait_for_its_lease(void **sta
     nats_fixture_stop();
 }
 
+/* The server has expired nothing, and knows nobody of that id. */
+static void test_a_member_that_was_first_heard_of_by_its_lease_is_asked_too(void **state)
+{
+    (void)state;
+    struct process process;
+    struct recorder recorder;
+    bool was_known = false, is_known = true;
+    nats_fixture_start("");
+    setenv(NATS_ACK_WAIT, "600000", 1);
+    recorder_init(&recorder);
+    nats_open_with(&process, topics, TOPICS);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "death"});
+    process_start(&process);
+    await_ready(&recorder);
+    struct nats *nats = (struct nats *)process.bus;
+    struct nats_reader *reader = nats->readers[0];
+    natsConnection_PublishString(nats->connection, reader->members_subject, "0000000000000000 free");
+    natsConnection_PublishString(nats->connection, reader->members_subject, "0000000000000000 here+");
+    for (int64_t until_ns = clock_deadline_ms(PATIENCE_MS); is_known && clock_mono_ns() < until_ns;) {
+        nanosleep(&(struct timespec){.tv_nsec = 20 * CLOCK_NS_PER_MS}, NULL);
+        pthread_mutex_lock(&nats->lock);
+        was_known |= reader->members != NULL; /* which stays when all have left */
+        is_known = !was_known || reader->member_count > 0;
+        pthread_mutex_unlock(&nats->lock);
+    }
+    publish(&process, "death", "k", 1);
+    bool came = recorder_await_committed(&recorder, 1);
+    process_close(&process);
+    recorder_deinit(&recorder);
+    unsetenv(NATS_ACK_WAIT);
+    nats_fixture_stop();
+    assert_true(was_known);
+    assert_false(is_known);
+    assert_true(came);
+}
+
 int nats_run_security(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tls_and_password),
         cmocka_unit_test(test_a_password_that_is_taken_again),
         cmocka_unit_test(test_what_a_killed_member_had_does_not_wait_for_its_lease),
+        cmocka_unit_test(test_a_member_that_was_first_heard_of_by_its_lease_is_asked_too),
     };
     return cmocka_run_group_tests_name("nats security", tests, NULL, NULL);
 }
