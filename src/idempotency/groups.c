@@ -20,17 +20,17 @@
 
 #define LOCK_WAIT "20ms"
 enum {
-    LINES = 64, /* tenants by hash: those of one line share its turns */
+    LINES = 64, /* tenants by hash: those of one line share its lock and its pause */
     MEMBERS_MAX = 32,
     PAUSE_MS = 200, /* without groups, after one that failed */
     AT_MEMBERS = 2, /* after BEGIN and the locks */
 };
 
 struct line {
-    unsigned running_max;
+    unsigned running_max; /* of each tenant */
     pthread_mutex_t lock;
-    struct idempotency_member *first, **last;
-    unsigned running;
+    struct idempotency_member *first, **last; /* calls of tenants of which running_max run */
+    LIST_HEAD(, idempotency_member) running;
     int64_t alone_until_ns;
 };
 
@@ -46,6 +46,7 @@ struct idempotency_groups *idempotency_groups_create(unsigned running_max, int64
     for (size_t i = 0; i < LINES; i++) {
         pthread_mutex_init(&groups->lines[i].lock, NULL);
         groups->lines[i].last = &groups->lines[i].first;
+        LIST_INIT(&groups->lines[i].running);
         groups->lines[i].running_max = running_max;
     }
     return groups;
@@ -60,7 +61,7 @@ void idempotency_groups_destroy(struct idempotency_groups *groups)
 
 static struct line *line_of(struct idempotency_groups *groups, const struct idempotency_member *member)
 {
-    return &groups->lines[hash_seeded(member->call->tenant) % LINES];
+    return &groups->lines[member->tenant_hash % LINES];
 }
 
 /* ---- the transaction ---- */
@@ -129,19 +130,36 @@ static void line_remove(struct line *line, struct idempotency_member **at)
     member->next = NULL;
 }
 
-/* The first in the queue leads all of its tenant. */
+static bool line_may_run(const struct line *line, const struct idempotency_member *member)
+{
+    const struct idempotency_member *other;
+    unsigned running = 0;
+    LIST_FOREACH(other, &line->running, running)
+        running += other->tenant_hash == member->tenant_hash;
+    return running < line->running_max;
+}
+
+static void line_run(struct line *line, struct idempotency_member *member)
+{
+    LIST_INSERT_HEAD(&line->running, member, running);
+    member->is_counted = true;
+}
+
+/* The first in the queue whose tenant may run one more leads all of that tenant. */
 static void line_next(struct line *line)
 {
-    struct idempotency_member *leader = line->first, **tail;
-    if (!leader || line->running >= line->running_max)
+    struct idempotency_member **first = &line->first, *leader, **tail;
+    while (*first && !line_may_run(line, *first))
+        first = &(*first)->next;
+    leader = *first;
+    if (!leader)
         return;
-    line->running++;
-    line_remove(line, &line->first);
+    line_remove(line, first);
+    line_run(line, leader);
     leader->state = IDEMPOTENCY_LEADS;
-    leader->is_counted = true;
     tail = &leader->next;
     size_t count = 1;
-    for (struct idempotency_member **at = &line->first; *at && count < MEMBERS_MAX;) {
+    for (struct idempotency_member **at = first; *at && count < MEMBERS_MAX;) {
         struct idempotency_member *member = *at;
         if (str_eq(member->call->tenant, leader->call->tenant)) {
             line_remove(line, at);
@@ -159,7 +177,7 @@ static void line_next(struct line *line)
 static void line_ended(struct line *line, struct idempotency_member *member)
 {
     if (member->is_counted)
-        line->running--;
+        LIST_REMOVE(member, running);
     member->is_counted = false;
     line_next(line);
 }
@@ -203,12 +221,12 @@ static void line_wait(struct line *line, struct idempotency_member *member, int6
 
 bool idempotency_groups_enter(struct idempotency_groups *groups, struct idempotency_member *member)
 {
+    member->tenant_hash = hash_seeded(member->call->tenant);
     struct line *line = line_of(groups, member);
     pthread_mutex_lock(&line->lock);
-    bool is_free = !line->first && line->running < line->running_max,
-         runs = is_free || clock_mono_ns() < line->alone_until_ns;
-    member->is_counted = is_free;
-    line->running += is_free;
+    bool is_free = line_may_run(line, member), runs = is_free || clock_mono_ns() < line->alone_until_ns;
+    if (is_free)
+        line_run(line, member);
     pthread_mutex_unlock(&line->lock);
     return runs;
 }

@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 
+#include "base/list.h"
 #include "idempotency/idempotency.h"
 
 enum idempotency_member_state {
@@ -27,8 +28,10 @@ struct idempotency_member {
     const struct db_param *params;
 
     enum idempotency_member_state state;
-    bool is_counted; /* one of those that may run at the same time */
-    bool unknown;    /* the reply of the group's commit was lost */
+    uint64_t tenant_hash;
+    bool is_counted;                        /* one of those of its tenant that may run at the same time */
+    bool unknown;                           /* the reply of the group's commit was lost */
+    LIST_ENTRY(idempotency_member) running; /* while it is counted */
     pthread_cond_t decided;
     struct idempotency_member *next;
 };
