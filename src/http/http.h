@@ -184,6 +184,8 @@ struct http_source {
     void (*release)(void *context); /* called once, whatever happened */
     void *context;
     int64_t content_length; /* -1 = unknown: chunked, or close-delimited for HTTP/1.0 */
+    /* Of a stream without end, when the server stops while it waits: appends the last bytes. NULL = none. */
+    void (*put_last)(void *context, struct buf *out);
 };
 void http_send_stream(struct http_request *request, const struct http_response *response,
                       const struct http_source *source);
@@ -274,7 +276,9 @@ enum status http_address_check(struct str address, struct error *error) MUST_CHE
 enum status http_server_listen(struct http_server *server, struct str address,
                                struct error *error) MUST_CHECK;
 unsigned http_server_port(const struct http_server *server); /* of the first address */
-/* Graceful stop: no new connections, idle ones closed, requests in flight answered with `Connection: close`;
+/* Before a drain, any thread: from now on answers close their connections. Everything else goes on. */
+void http_server_leave(struct http_server *server);
+/* Graceful stop: no new connections, idle ones closed, requests in flight answered with `Connection: close`, streams ended;
  * on_drained(arg) runs on a loop when none is left or the deadline passed (then the rest is cut). */
 void http_server_drain(struct http_server *server, int64_t deadline_ns, void (*on_drained)(void *arg),
                        void *arg);

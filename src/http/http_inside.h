@@ -243,7 +243,8 @@ struct http_home {
     size_t head_bytes;    /* of its exchanges */
     int64_t next_cuts_ns; /* not before: connections with slow heads are looked for */
     SLIST_HEAD(, http_listener) listeners;
-    bool draining, drained;
+    bool leaving;           /* answers close their connections: drain.c */
+    bool draining, drained; /* nothing new begins; nothing is left */
     struct loop_timer drain_timer;
     struct loop_tick waiting_tick;
     struct http_group groups[HTTP_GROUPS];
@@ -403,7 +404,13 @@ uint64_t http_peer_hash(const struct sockaddr_in6 *peer);
 
 /* server.c */
 bool http_home_close_idle(struct http_home *home); /* one of its connections, if there is one */
-void http_drain_check(struct http_home *home);     /* after a connection ended */
+void http_home_close_listeners(struct http_home *home);
+void http_home_drop_all(struct http_home *home); /* its connections */
 void http_server_unref(struct http_server *server);
+
+/* drain.c */
+void http_drain_check(struct http_home *home); /* after a connection ended */
+/* Of a server that leaves: does the connection end with this answer? Its request was read whole, or is not read any further. */
+bool http_drain_ends_with(const struct http_exchange *exchange);
 
 #endif

@@ -193,8 +193,8 @@ void http_answer_put_head(struct http_exchange *exchange, const struct http_resp
                          (!exchange->head.expects_continue &&
                           (body->kind == HTTP_BODY_CHUNKED || body->remaining <= HTTP_DISCARD_BYTES_MAX));
 
-    exchange->closes = exchange->closes || response->close || !exchange->head.keep_alive ||
-                       exchange->home->draining || !can_drop_rest;
+    exchange->closes = exchange->closes || response->close || !exchange->head.keep_alive || !can_drop_rest ||
+                       (exchange->home->leaving && http_drain_ends_with(exchange));
     struct str line = exchange->closes                      ? close_line
                       : exchange->parser.minor_version == 0 ? STR("Connection: keep-alive\r\n")
                                                             : STR_NONE;

@@ -1,12 +1,8 @@
-/* The server: its homes, one per loop, what they share, its listeners, and how it stops.
+/* The server: its homes, one per loop, what they share, and its listeners. How it stops is in drain.c.
  *
  * There is one SO_REUSEPORT socket per loop and address, accepting in bounded batches. Over the connection limit a client is
  * accepted, answered 503 and closed; a bounded number of them may take their time to read it, more are closed at once. Without
- * free descriptors accepting pauses for PAUSE_MS.
- *
- * The graceful stop (C7): each loop closes its listeners and idle connections and lets requests in flight be answered; the
- * last loop to be empty reports it. A request that was sent and not read yet is in flight too, even on a connection that
- * was not accepted yet. At the deadline unanswered requests get 503; what has not left LAST_ANSWER_MS later is cut. */
+ * free descriptors accepting pauses for PAUSE_MS. */
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
@@ -24,7 +20,6 @@ enum {
     BACKLOG = 4096,
     ACCEPTS_PER_TURN = 16,
     PAUSE_MS = 100,
-    LAST_ANSWER_MS = 500, /* for the 503 to leave and the client to close */
 };
 
 struct http_listener {
@@ -136,7 +131,7 @@ static void on_listener_event(struct loop_io *io, unsigned events)
     accept_waiting((struct http_listener *)io, ACCEPTS_PER_TURN);
 }
 
-static void close_listeners(struct http_home *home)
+void http_home_close_listeners(struct http_home *home)
 {
     while (!SLIST_EMPTY(&home->listeners)) {
         struct http_listener *listener = SLIST_FIRST(&home->listeners);
@@ -165,7 +160,7 @@ static void on_listener_message(struct loop *loop, struct loop_message *message)
             STATUS_OK)
             log_error("listen_failed", LOG_ERROR_FIELDS(&error));
         if (home->draining)
-            close_listeners(home);
+            http_home_close_listeners(home);
     }
     http_server_unref(server);
 }
@@ -326,7 +321,7 @@ void http_server_unref(struct http_server *server)
     free(server);
 }
 
-static void drop_all(struct http_home *home)
+void http_home_drop_all(struct http_home *home)
 {
     while (!LIST_EMPTY(&home->connections))
         http_connection_drop(LIST_FIRST(&home->connections));
@@ -339,87 +334,9 @@ void http_server_destroy(struct http_server *server)
         struct http_home *home = &server->homes[i];
         home->drained = true; /* on_drained is not called any more */
         loop_timer_stop(home->loop, &home->drain_timer);
-        close_listeners(home);
-        drop_all(home);
+        http_home_close_listeners(home);
+        http_home_drop_all(home);
         loop_tick_cancel(home->loop, &home->waiting_tick);
     }
     http_server_unref(server);
-}
-
-/* ---- the graceful stop ---- */
-
-void http_drain_check(struct http_home *home)
-{
-    struct http_server *server = home->server;
-
-    if (!home->draining || home->drained || !LIST_EMPTY(&home->connections))
-        return;
-    home->drained = true;
-    loop_timer_stop(home->loop, &home->drain_timer);
-    if (atomic_fetch_sub(&server->homes_left, 1) == 1 && server->on_drained)
-        server->on_drained(server->drained_arg);
-}
-
-static void cut_all(struct loop_timer *timer)
-{
-    drop_all(CONTAINER_OF(timer, struct http_home, drain_timer));
-}
-
-static void on_drain_deadline(struct loop_timer *timer)
-{
-    struct http_home *home = CONTAINER_OF(timer, struct http_home, drain_timer);
-    struct http_connection *connection, *next;
-
-    LIST_FOREACH_SAFE(connection, &home->connections, entry, next) {
-        const struct http_exchange *exchange = connection->exchange;
-        enum http_state state = connection->state;
-        bool is_unanswered = (state == HTTP_STATE_HEAD && exchange) || state == HTTP_STATE_BODY ||
-                             (state == HTTP_STATE_BUSY && exchange->progress < HTTP_ANSWERED);
-        bool is_leaving = state == HTTP_STATE_FLUSH || state == HTTP_STATE_LINGER ||
-                          (exchange && exchange->progress == HTTP_ANSWERED);
-        if (is_unanswered)
-            http_connection_fail(connection, STATUS_UNAVAILABLE);
-        else if (!is_leaving)
-            http_connection_drop(connection);
-    }
-    if (!LIST_EMPTY(&home->connections))
-        loop_timer_start(home->loop, timer, loop_now_ns(home->loop) + LAST_ANSWER_MS * CLOCK_NS_PER_MS,
-                         cut_all);
-}
-
-static void drain_on_loop(struct loop *loop, void *arg)
-{
-    struct http_server *server = arg;
-    struct http_home *home = &server->homes[loop_index(loop)];
-    struct http_connection *connection, *next;
-
-    if (!home->draining && !server->is_destroyed) {
-        close_listeners(home);
-        LIST_FOREACH_SAFE(connection, &home->connections, entry, next) {
-            const struct http_exchange *exchange = connection->exchange;
-            char byte; /* of a request that has arrived, but was not read yet: it is in flight */
-            if (connection->state == HTTP_STATE_HEAD && !exchange && buf_len(&connection->own_out) == 0 &&
-                recv(connection->io.fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT) <= 0)
-                http_connection_drop(connection);
-            else if (connection->state == HTTP_STATE_BUSY && exchange->progress > HTTP_ANSWERED &&
-                     exchange->request.route->kind == HTTP_STREAM) /* it never ends by itself */
-                http_stream_end_early(connection);
-        }
-        home->draining = true;
-        if (server->drain_deadline_ns != CLOCK_NEVER)
-            loop_timer_start(loop, &home->drain_timer, server->drain_deadline_ns, on_drain_deadline);
-        http_drain_check(home);
-    }
-    http_server_unref(server);
-}
-
-void http_server_drain(struct http_server *server, int64_t deadline_ns, void (*on_drained)(void *arg),
-                       void *arg)
-{
-    server->drain_deadline_ns = deadline_ns;
-    server->on_drained = on_drained;
-    server->drained_arg = arg;
-    atomic_store(&server->homes_left, server->home_count);
-    atomic_fetch_add(&server->refs, server->home_count);
-    loop_group_broadcast(server->config.group, drain_on_loop, server);
 }

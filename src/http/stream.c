@@ -78,6 +78,22 @@ bool http_stream_is_taken(struct loop_park_ref ref)
 
 /* ---- pumping ---- */
 
+/* What the source appended to `out` after `before` bytes, behind the place for its head, becomes a chunk, or nothing. */
+static void close_chunk(struct buf *out, size_t before)
+{
+    size_t len = buf_len(out) - before - CHUNK_HEAD_BYTES;
+
+    if (len == 0) {
+        out->end -= CHUNK_HEAD_BYTES;
+        return;
+    }
+    char *at = out->data + out->start + before;
+    for (int shift = 28; shift >= 0; shift -= 4)
+        *at++ = "0123456789abcdef"[len >> shift & 15];
+    memcpy(at, "\r\n", 2);
+    buf_put_str(out, STR("\r\n"));
+}
+
 /* Asks the source once and frames its output. */
 static enum http_source_state produce(struct http_exchange *exchange, struct buf *out)
 {
@@ -88,20 +104,10 @@ static enum http_source_state produce(struct http_exchange *exchange, struct buf
     (void)buf_reserve(out, frame + room + 2);
     buf_commit(out, frame);
     enum http_source_state state = exchange->source.produce(exchange->source.context, out, room);
-    size_t len = buf_len(out) - before - frame;
-    if (!exchange->is_chunked) {
-        exchange->source_left -= len; /* checked by the caller when a length was promised */
-        return state;
-    }
-    if (len == 0) {
-        out->end -= frame;
-        return state;
-    }
-    char *at = out->data + out->start + before;
-    for (int shift = 28; shift >= 0; shift -= 4)
-        *at++ = "0123456789abcdef"[len >> shift & 15];
-    memcpy(at, "\r\n", 2);
-    buf_put_str(out, STR("\r\n"));
+    if (exchange->is_chunked)
+        close_chunk(out, before);
+    else
+        exchange->source_left -= buf_len(out) - before; /* checked by the caller when a length was promised */
     return state;
 }
 
@@ -135,6 +141,25 @@ static bool end_stream(struct http_connection *connection)
     return true;
 }
 
+/* The source waits, and nothing more is asked of it. */
+static bool end_waiting_stream(struct http_connection *connection)
+{
+    const struct http_exchange *exchange = connection->exchange;
+    struct buf *out = connection->out;
+    size_t before = buf_len(out);
+
+    if (exchange->source.put_last) {
+        if (exchange->is_chunked) {
+            (void)buf_reserve(out, CHUNK_HEAD_BYTES);
+            buf_commit(out, CHUNK_HEAD_BYTES);
+        }
+        exchange->source.put_last(exchange->source.context, out);
+        if (exchange->is_chunked)
+            close_chunk(out, before);
+    }
+    return end_stream(connection);
+}
+
 bool http_stream_pump(struct http_connection *connection)
 {
     struct http_exchange *exchange = connection->exchange;
@@ -148,8 +173,10 @@ bool http_stream_pump(struct http_connection *connection)
     bool is_short = state == HTTP_SOURCE_END && exchange->source_left != 0;
     if (state == HTTP_SOURCE_FAIL || (has_length && (is_long || is_short)))
         return cut_stream(connection);
-    if (state == HTTP_SOURCE_END || (state == HTTP_SOURCE_WAIT && ends_early))
+    if (state == HTTP_SOURCE_END)
         return end_stream(connection);
+    if (state == HTTP_SOURCE_WAIT && ends_early)
+        return end_waiting_stream(connection);
     if (state == HTTP_SOURCE_WAIT && exchange->progress == HTTP_STREAM_WAITS) {
         if (exchange->request.route->kind == HTTP_STREAM)
             http_exchange_slim(exchange);
@@ -175,6 +202,6 @@ void http_stream_end_early(struct http_connection *connection)
         http_exchange_move(exchange, HTTP_STREAM_ENDING);
         return;
     }
-    (void)end_stream(connection);
+    (void)end_waiting_stream(connection);
     http_connection_resume(connection);
 }

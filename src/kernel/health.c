@@ -45,11 +45,15 @@ static void send_health(struct http_request *request, bool is_readiness)
     bool keys = auth_is_ready(kernel->auth);
     health_component(&health, "auth", STR("keys"), keys,
                      keys ? STR_NONE : STR("no signing keys yet: every token is refused"));
+    bool is_stopping = atomic_load(&kernel->stopping);
+    if (is_stopping)
+        health_component(&health, "process", STR("life"), false,
+                         STR("the process is stopping: send requests to another one"));
     if (keys || !auth_needs_keys(kernel->auth))
         atomic_store(&kernel->had_keys, true);
     bool is_starting = health.starting || !atomic_load(&kernel->had_keys);
-    bool up = !atomic_load(&kernel->stopping) && !(is_readiness && is_starting) &&
-              (health.roles_up > 0 || health.roles_down == 0);
+    bool up =
+        !is_stopping && !(is_readiness && is_starting) && (health.roles_up > 0 || health.roles_down == 0);
     buf_put_char(&body, '{');
     json_put_member_str(&body, "status", up ? STR("UP") : STR("DOWN"));
     buf_printf(&body, ",\"roles\":{%.*s},\"components\":{%.*s}}", STR_ARG(buf_str(&health.roles)),

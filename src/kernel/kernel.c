@@ -264,6 +264,26 @@ static void watch(struct kernel *kernel)
 
 /* ---- stop: what takes requests first, what serves them last ---- */
 
+/* Readiness falls at once; requests are served until those that follow it have noticed. A second signal ends the wait. */
+static void leave(struct kernel *kernel, int64_t delay_ms)
+{
+    int64_t until_ns = clock_deadline_ms(delay_ms), left_ns;
+    sigset_t signals = handled_signals();
+    sigdelset(&signals, SIGHUP);
+    log_info("stopping", LOG_INT("drainDelayMs", delay_ms));
+    atomic_store(&kernel->stopping, true);
+    if (delay_ms > 0)
+        http_server_leave(kernel->server);
+    while (delay_ms > 0 && (left_ns = until_ns - clock_mono_ns()) > 0) {
+        const struct timespec left = {.tv_sec = left_ns / CLOCK_NS_PER_S,
+                                      .tv_nsec = left_ns % CLOCK_NS_PER_S};
+        if (sigtimedwait(&signals, NULL, &left) > 0) {
+            log_info("drain_delay_skipped");
+            return;
+        }
+    }
+}
+
 static void on_drained(void *arg)
 {
     atomic_store((atomic_bool *)arg, true);
@@ -339,9 +359,8 @@ int kernel_serve(const struct kernel_options *options)
              LOG_INT("loops", loop_group_count(kernel.loops)), LOG_CSTR("config", options->config_path));
     kernel.stop_deadline_ns = CLOCK_NEVER;
     watch(&kernel);
-    log_info("stopping");
-    atomic_store(&kernel.stopping, true);
     const struct kernel_http_settings *http = config_section(kernel.config, "http");
+    leave(&kernel, http->drain_delay_ms);
     kernel.stop_deadline_ns = clock_deadline_ms(http->stop_timeout_ms);
     http_server_drain(kernel.server, kernel.stop_deadline_ns, on_drained, &drained);
     while (!atomic_load(&drained))

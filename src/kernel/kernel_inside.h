@@ -12,7 +12,7 @@ enum { KERNEL_MODULES_MAX = 16, KERNEL_SECTIONS_MAX = 16 /* the kernel's own */ 
 struct kernel_http_settings {
     struct setting_strings listen;
     struct setting_place listen_place;
-    int64_t loops, workers, worker_queue, parked_max, reserved_descriptors, stop_timeout_ms;
+    int64_t loops, workers, worker_queue, parked_max, reserved_descriptors, drain_delay_ms, stop_timeout_ms;
     struct http_limits limits;
 };
 
@@ -93,7 +93,7 @@ struct kernel {
     _Atomic(struct kernel_rates *) rates; /* NULL = no limits */
     struct rate_table *rate_buckets;
     int64_t stop_deadline_ns; /* stopTimeout after the signal; CLOCK_NEVER while it serves, 0 until then */
-    atomic_bool stopping;     /* readiness is DOWN while requests in flight are finished */
+    atomic_bool stopping;     /* readiness is DOWN while clients leave and requests in flight are finished */
     atomic_bool had_keys;     /* until the configured keys are read once, readiness is DOWN */
 };
 

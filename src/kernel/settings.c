@@ -68,8 +68,12 @@ static const struct setting_row http_rows[] = {
      "64", 1, 256},
     {"workerQueue", SETTING_INT, HTTP_ROW(worker_queue),
      "Jobs that may wait for a worker; past it the tenant with most of them gets 503.", "10000", 16, 1000000},
+    {"drainDelay", SETTING_DURATION_MS, HTTP_ROW(drain_delay_ms),
+     "On SIGTERM: time between readiness turning 503 and the listener closing, in which requests are still served. Behind a "
+     "balancer: longer than it takes to notice. A second signal skips it.",
+     "0s", 0, HOUR_MS},
     {"stopTimeout", SETTING_DURATION_MS, HTTP_ROW(stop_timeout_ms),
-     "On SIGTERM: time for running requests to finish before their connections are closed.", "10s", 0,
+     "After that: time for running requests to finish before their connections are closed.", "10s", 0,
      HOUR_MS},
     {"limits", SETTING_OBJECT, .help = "Bounds on what a peer may send or hold.", .rows = http_limit_rows,
      .fallback = ""},

@@ -53,8 +53,8 @@ struct stream_config {
     struct loop *owner;
     struct stream_limits limits;
     /* Lines with a subscriber's position as %lld: at its beginning when there is nothing to catch up with; when it has been quiet;
-     * when it is cut off, having everything up to that position (NULL = no such line). */
-    const char *greeting, *heartbeat, *cut_off;
+     * when it is cut off, or the process stops, having everything up to that position (NULL = no such line). */
+    const char *greeting, *heartbeat, *cut_off, *stopping;
     bool greets_all; /* every subscriber gets the greeting, once it has caught up */
     /* On the owner, for those admitted as is_paged: what follows `after`? Answered on the owner too, once, by
      * stream_page_give(), also when the process is stopping. */

@@ -218,6 +218,15 @@ static enum http_source_state produce(void *context, struct buf *out, size_t roo
     }
 }
 
+/* While it waits: it has everything up to its position. */
+static void put_last(void *context, struct buf *out)
+{
+    const struct stream_subscriber *subscriber = context;
+    const char *line = subscriber->topic->config.stopping;
+    if (line && !subscriber->is_ending)
+        buf_printf(out, line, (long long)(subscriber->at ? subscriber->at->to : subscriber->position));
+}
+
 /* ---- coming and going ---- */
 
 /* Back to the owner, which counts and frees it. */
@@ -287,10 +296,12 @@ void stream_send(struct stream_subscriber *subscriber, struct http_request *requ
         start_heartbeat(local);
     LIST_INSERT_HEAD(&local->subscribers, subscriber, entry);
     metric_change(subscriber->topic->config.subscribers, 1);
-    http_send_stream(
-        request, response,
-        &(struct http_source){
-            .produce = produce, .release = release, .context = subscriber, .content_length = -1});
+    http_send_stream(request, response,
+                     &(struct http_source){.produce = produce,
+                                           .release = release,
+                                           .context = subscriber,
+                                           .content_length = -1,
+                                           .put_last = put_last});
     struct loop_park_ref ref = http_stream_ref(request);
     if (ref.generation) /* else it was no stream after all, and has left */
         subscriber->ref = ref;

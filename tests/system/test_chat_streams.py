@@ -346,8 +346,10 @@ def test_m3_streams_go_with_their_readers_and_end_with_the_process(serve, databa
         eventually(lambda: server.metrics()['chat_streams{format="ndjson"}'] == 25)
         server.stop()
         for stream in streams[25:]:
-            while (event := stream.event()) is not None:
-                assert event == {"event_type": "heartbeat"}
+            while (event := stream.event()) == {"event_type": "heartbeat"}:
+                pass
+            assert event == {"event_type": "stopping", "sequence": 2}
+            assert stream.event() is None
             stream.close()
 
 

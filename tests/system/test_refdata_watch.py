@@ -358,6 +358,7 @@ def test_a_stop_ends_the_streams_in_order(serve, module_refdata_db, writer, watc
     began = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
     for stream in streams:
+        assert stream.line() == {"heartbeat": 1, "stopping": True}
         assert stream.line() is None
         stream.close()
     assert server.process.wait(30) == 0

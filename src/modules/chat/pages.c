@@ -91,9 +91,11 @@ const struct chat_lines chat_lines[CHAT_FORMATS] = {
     [CHAT_NDJSON] = {.content_type = {"application/x-ndjson", 20},
                      .up_to_date = "{\"event_type\":\"up_to_date\",\"sequence\":%lld}\n",
                      .heartbeat = "{\"event_type\":\"heartbeat\"}\n",
-                     .cut_off = "{\"event_type\":\"cut_off\",\"sequence\":%lld}\n"},
+                     .cut_off = "{\"event_type\":\"cut_off\",\"sequence\":%lld}\n",
+                     .stopping = "{\"event_type\":\"stopping\",\"sequence\":%lld}\n"},
     [CHAT_SSE] = {.content_type = {"text/event-stream", 17},
                   .up_to_date = "id: %1$lld\ndata: {\"event_type\":\"up_to_date\",\"sequence\":%1$lld}\n\n",
                   .heartbeat = "data: {\"event_type\":\"heartbeat\"}\n\n",
-                  .cut_off = "id: %1$lld\ndata: {\"event_type\":\"cut_off\",\"sequence\":%1$lld}\n\n"},
+                  .cut_off = "id: %1$lld\ndata: {\"event_type\":\"cut_off\",\"sequence\":%1$lld}\n\n",
+                  .stopping = "id: %1$lld\ndata: {\"event_type\":\"stopping\",\"sequence\":%1$lld}\n\n"},
 };

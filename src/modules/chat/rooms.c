@@ -371,6 +371,7 @@ static void channel_open(struct channel *channel)
             .greeting = lines->up_to_date,
             .heartbeat = lines->heartbeat,
             .cut_off = lines->cut_off,
+            .stopping = lines->stopping,
             .greets_all = true,
             .read_page = read_next_page,
             .on_admitted = on_follower_admitted,

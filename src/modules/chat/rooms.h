@@ -39,7 +39,7 @@ struct stream_segment *chat_page_segment(const struct chat_page *page, int64_t a
 void chat_line_put(struct buf *out, enum chat_format format, int64_t sequence, struct str line);
 extern const struct chat_lines {
     struct str content_type;
-    const char *up_to_date, *heartbeat, *cut_off; /* with the sequence as %lld */
+    const char *up_to_date, *heartbeat, *cut_off, *stopping; /* with the sequence as %lld */
 } chat_lines[CHAT_FORMATS];
 
 /* ---- rooms.c ---- */

@@ -23,9 +23,9 @@ def binary():
     return path
 
 
-def run(*args, env=None, timeout=PATIENCE):
-    """Runs a command of the program to its end: CompletedProcess with text."""
-    done = subprocess.run([binary(), *map(str, args)], env={**os.environ, **(env or {})}, text=True,
+def run(*args, env=None, timeout=PATIENCE, program=None):
+    """Runs a command of the program, or of another one, to its end: CompletedProcess with text."""
+    done = subprocess.run([program or binary(), *map(str, args)], env={**os.environ, **(env or {})}, text=True,
                           capture_output=True, timeout=timeout, check=False)
     assert not SANITIZER.search(done.stderr), done.stderr
     return done
@@ -44,8 +44,10 @@ class Freshet:
         self.log_path = self.folder / "freshet.log"
         self.env = {**os.environ, "FRESHET_VAR": str(self.folder), **(env or {})}
         self.args = list(args)
+        self.program = None  # another than the one under test
         self.wrapper = []  # a command that runs the program: ["prlimit", "--nofile=256"]
         self.port = None
+        self.own_port = None  # to listen at, instead of any that is free
         self.process = None
         self.clients = []
         self.write_config(config)
@@ -68,10 +70,10 @@ class Freshet:
         raise AssertionError("no port stayed free")
 
     def spawn(self):
-        self.port = free_port()
+        self.port = self.own_port or free_port()
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
-                [*self.wrapper, binary(), "serve", "--config", str(self.config_path), "--listen", f"127.0.0.1:{self.port}",
+                [*self.wrapper, self.program or binary(), "serve", "--config", str(self.config_path), "--listen", f"127.0.0.1:{self.port}",
                  *self.args],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env, start_new_session=True)
 

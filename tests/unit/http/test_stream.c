@@ -36,12 +36,21 @@ static void release(void *context)
     ((struct faucet *)context)->released++;
 }
 
+static void put_last(void *context, struct buf *out)
+{
+    (void)context;
+    buf_put_str(out, STR("last\n"));
+}
+
 static void stream(struct http_request *request)
 {
-    http_send_stream(
-        request, &(struct http_response){.status = 200, .content_type = STR("application/x-ndjson")},
-        &(struct http_source){
-            .produce = produce, .release = release, .context = &faucet, .content_length = faucet.promised});
+    http_send_stream(request,
+                     &(struct http_response){.status = 200, .content_type = STR("application/x-ndjson")},
+                     &(struct http_source){.produce = produce,
+                                           .release = release,
+                                           .context = &faucet,
+                                           .content_length = faucet.promised,
+                                           .put_last = put_last});
     if (request->route->kind != HTTP_WORKER)
         faucet.ref = http_stream_ref(request);
 }
@@ -302,11 +311,35 @@ static void test_c7_drain_ends_a_live_stream_properly(void **state)
     client_receive(&client);
     http_server_drain(harness.server, INT64_MAX, count_drained, &drained);
     client_receive(&client);
-    assert_letters(client_take(&client).body, 1000);
+    struct str body = client_take(&client).body;
+    assert_letters(str_of(body.ptr, 1000), 1000);
+    assert_true(str_eq(str_skip(body, 1000), STR("last\n")));
     assert_true(client.at_end);
     client_close(&client);
     assert_int_equal(drained, 1);
     assert_int_equal(faucet.released, 1);
+}
+
+/* A reader that has not taken everything yet gets the rest first. */
+static void test_c7_drain_ends_a_stream_after_what_it_had_to_give(void **state)
+{
+    (void)state;
+    struct client client;
+    int drained = 0;
+    faucet.total = 4000000;
+    faucet.step = 100000;
+    faucet.at_end = HTTP_SOURCE_WAIT;
+    client_connect(&harness, &client);
+    client_send(&client, GET("/live"));
+    harness_turn(&harness, 5);
+    assert_true(faucet.given < faucet.total);
+    http_server_drain(harness.server, INT64_MAX, count_drained, &drained);
+    client_receive(&client);
+    struct str body = client_take(&client).body;
+    assert_letters(str_of(body.ptr, faucet.total), faucet.total);
+    assert_true(str_eq(str_skip(body, faucet.total), STR("last\n")));
+    client_close(&client);
+    assert_int_equal(drained, 1);
 }
 
 int main(void)
@@ -325,6 +358,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_client_that_goes_releases_the_source, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_worker_can_start_a_stream, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c7_drain_ends_a_live_stream_properly, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_c7_drain_ends_a_stream_after_what_it_had_to_give, setup,
+                                        teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

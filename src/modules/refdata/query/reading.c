@@ -141,5 +141,8 @@ void refdata_reading_stream(struct http_request *request, const struct http_resp
                             struct refdata_pieces *pieces, uint64_t bytes)
 {
     http_send_stream(request, response,
-                     &(struct http_source){produce_pieces, release_pieces, pieces, (int64_t)bytes});
+                     &(struct http_source){.produce = produce_pieces,
+                                           .release = release_pieces,
+                                           .context = pieces,
+                                           .content_length = (int64_t)bytes});
 }

@@ -122,6 +122,7 @@ static void follow(struct refdata_ask *ask)
             .limits = limits_of(refdata),
             .greeting = REFDATA_WATCH_UP_TO_DATE,
             .heartbeat = "{\"heartbeat\":%lld}\n",
+            .stopping = "{\"heartbeat\":%lld,\"stopping\":true}\n",
             .on_admitted = on_admitted,
             .on_idle = refdata_watch_settle,
             .context = watch,
