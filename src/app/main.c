@@ -42,24 +42,53 @@ static int app_serve(int argc, char **argv)
                                                  .listen = str_from(listen)});
 }
 
-/* `migrate` and `routes`: --config is their only option. */
-static int app_with_config(int argc, char **argv)
+static int app_migrate(int argc, char **argv)
 {
-    const char *config = NULL;
-    const struct option_row rows[] = {APP_CONFIG_ROW(config), {.name = NULL}};
-    bool migrates = strcmp(argv[0], "migrate") == 0;
+    const char *config = NULL, *role = NULL;
+    bool is_dry = false, is_status = false;
+    const struct option_row rows[] = {
+        APP_CONFIG_ROW(config),
+        {"--dry-run", NULL, "print the SQL that would run, as a script for psql, and change nothing",
+         .flag = &is_dry},
+        {"--status", NULL, "print where each schema stands; exit status 3 where migrations are missing",
+         .flag = &is_status},
+        {"--grants", "ROLE", "print what ROLE needs to run `serve` with bus.migrate off, and nothing more",
+         .into = &role},
+        {.name = NULL},
+    };
     int outcome = options_read(
         argc, argv,
-        migrates
-            ? "Creates and migrates the schemas of every database in the configuration.\n"
-              "It may run several times, also at the same time."
-            : "Lists every HTTP route with its method, its path and what it needs: `public` (no token), `token` (any valid\n"
-              "token), `user` (a token with `sub`) or a scope of the token. Scopes of dictionaries are in the configuration.",
+        "Creates and migrates the schemas of every database in the configuration. It may run several times, also at the\n"
+        "same time. Exit status 1 where a database is not reached, or too new for this program.",
         rows);
     if (outcome != OPTIONS_RUN)
         return outcome;
-    const struct kernel_options options = {.config_path = app_config_path(config), .modules = app_modules};
-    return migrates ? kernel_migrate(&options) : kernel_print_routes(&options);
+    if (is_dry + is_status + (role != NULL) > 1)
+        return app_misuse("migrate", "--dry-run, --status and --grants exclude one another");
+    if (role && !*role)
+        return app_misuse("migrate", "--grants: the name of a role is missing");
+    return kernel_migrate(
+        &(struct kernel_options){.config_path = app_config_path(config), .modules = app_modules},
+        &(struct kernel_migration){.action = is_dry      ? KERNEL_MIGRATE_PLAN
+                                             : is_status ? KERNEL_MIGRATE_STATE
+                                             : role      ? KERNEL_MIGRATE_GRANTS
+                                                         : KERNEL_MIGRATE_APPLY,
+                                   .role = role});
+}
+
+static int app_routes(int argc, char **argv)
+{
+    const char *config = NULL;
+    const struct option_row rows[] = {APP_CONFIG_ROW(config), {.name = NULL}};
+    int outcome = options_read(
+        argc, argv,
+        "Lists every HTTP route with its method, its path and what it needs: `public` (no token), `token` (any valid\n"
+        "token), `user` (a token with `sub`) or a scope of the token. Scopes of dictionaries are in the configuration.",
+        rows);
+    if (outcome != OPTIONS_RUN)
+        return outcome;
+    return kernel_print_routes(
+        &(struct kernel_options){.config_path = app_config_path(config), .modules = app_modules});
 }
 
 static int app_config(int argc, char **argv)
@@ -102,10 +131,10 @@ static const struct command {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"serve", "run the roles of this process until SIGTERM", app_serve},
-    {"migrate", "create and migrate the database schemas", app_with_config},
+    {"migrate", "create and migrate the database schemas, or print what it would do", app_migrate},
     {"token", "print a development token", app_token},
     {"config", "check the configuration, or describe every setting", app_config},
-    {"routes", "list the HTTP routes and the scopes they need", app_with_config},
+    {"routes", "list the HTTP routes and the scopes they need", app_routes},
     {"get", "print items of a dictionary, or all of it", app_get},
     {"put", "write or delete one item of a dictionary", app_put},
     {"load", "replace the content of a dictionary by a file", app_load},
@@ -128,6 +157,14 @@ static void print_help(FILE *out)
                  "$FRESHET_CONFIG,\nelse config/freshet.yaml.\n");
 }
 
+static void print_schema_version(void)
+{
+    struct buf text = {0};
+    kernel_schema_version(app_modules, &text);
+    printf("schema: %.*s\n", STR_ARG(buf_str(&text)));
+    buf_deinit(&text);
+}
+
 int main(int argc, char **argv)
 {
     /* A process started without stderr would open its first socket as descriptor 2, and write its log there. */
@@ -147,6 +184,7 @@ int main(int argc, char **argv)
     }
     if (strcmp(argv[1], "--version") == 0) {
         printf("freshet %s\n", FRESHET_VERSION);
+        print_schema_version();
         return 0;
     }
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {

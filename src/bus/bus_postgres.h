@@ -8,6 +8,7 @@
 #include "loop/worker.h"
 
 extern const struct db_migration platform_migrations[]; /* sql/platform; module "platform" */
+extern const char platform_grants[];
 
 struct bus_postgres_config {
     struct loop *loop;           /* timers and notices */

@@ -62,6 +62,7 @@ bool db_pool_is_up(const struct db_pool *pool); /* any thread: did the last atte
 void db_pool_interrupt(struct db_pool *pool);
 /* "host:port/database", without user or password, for logs */
 const char *db_pool_address(const struct db_pool *pool);
+const char *db_pool_database(const struct db_pool *pool); /* its name on the server; "" = not said */
 
 struct db_conn;
 enum status db_acquire(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn,
@@ -345,15 +346,43 @@ void db_notify(struct db_notifier *notifier, struct str channel, struct str payl
 /* ---- migrations (C10) ----
  * Numbered per module; each in its own transaction together with its row in platform.schema_migration; all
  * under one advisory lock, so that any number of processes may start at once. A migration whose text changed
- * after it was applied is CONFIG. */
+ * after it was applied is CONFIG.
+ *
+ * A database may be newer than the program, while a release replaces the one before it (ADR 18). A migration that older
+ * programs do not survive names the oldest that does, by the last migration it knows. The database records it, and everything
+ * below refuses with CONFIG to work for a program older than that. */
 struct db_migration { /* tools/embed_sql.py makes the table from sql/<module>/NNN_name.sql */
     unsigned number;  /* 0 ends the table */
     const char *name, *sql;
+    unsigned oldest_program; /* 0 = all that worked before it */
+};
+unsigned db_migrations_last(const struct db_migration *migrations); /* its number */
+struct db_schema {
+    const char *module; /* NULL ends a list */
+    const struct db_migration *migrations;
 };
 enum status db_migrate(struct db_pool *pool, const char *module, const struct db_migration *migrations,
                        int64_t deadline_ns, unsigned *applied, struct error *error) MUST_CHECK;
 /* Are all of them applied? *missing is the first that is not, 0 = none. */
 enum status db_migrate_check(struct db_pool *pool, const char *module, const struct db_migration *migrations,
                              int64_t deadline_ns, unsigned *missing, struct error *error) MUST_CHECK;
+/* What db_migrate() would run, as a script for psql that does the same. Changes nothing. */
+enum status db_migrate_plan(struct db_pool *pool, const char *module, const struct db_migration *migrations,
+                            int64_t deadline_ns, struct buf *sql, unsigned *count,
+                            struct error *error) MUST_CHECK;
+
+/* Is the database too new for this program (CONFIG)? One statement for all schemas of the list. */
+enum status db_schemas_check_age(struct db_pool *pool, const struct db_schema *schemas, int64_t deadline_ns,
+                                 struct error *error) MUST_CHECK;
+
+struct db_schema_state {
+    unsigned last;           /* applied; 0 = none */
+    unsigned missing;        /* how many this program has that are not */
+    unsigned oldest_program; /* that works with it; 0 = any */
+};
+/* Also where the database is too new for this program: *state shows it. */
+enum status db_migrate_state(struct db_pool *pool, const char *module, const struct db_migration *migrations,
+                             int64_t deadline_ns, struct db_schema_state *state,
+                             struct error *error) MUST_CHECK;
 
 #endif

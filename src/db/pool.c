@@ -139,6 +139,12 @@ const char *db_pool_address(const struct db_pool *pool)
     return pool->parsed.address;
 }
 
+const char *db_pool_database(const struct db_pool *pool)
+{
+    const char *name = db_keyword_get(&pool->parsed, "dbname");
+    return name ? name : "";
+}
+
 bool db_pool_is_up(const struct db_pool *pool)
 {
     return atomic_load_explicit(&pool->up, memory_order_relaxed);

@@ -199,6 +199,7 @@ struct hydration_settings { /* section `hydration`: the route's own policy, and 
 extern const struct setting_row hydration_setting_rows[];
 extern struct metric_family *const hydration_metrics[];  /* NULL-terminated */
 extern const struct db_migration hydration_migrations[]; /* sql/hydration; module "hydration" */
+extern const char hydration_grants[];
 /* Expired copies are kept so long: a change that is published renews them. */
 #define HYDRATION_EXPIRED_COPY_MS (INT64_C(3600) * 1000)
 /* For the kernel's retention (kernel/store.h): $1 = how many rows may stay (bigint), $2 = how many go at once (int). */

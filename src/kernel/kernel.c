@@ -249,7 +249,7 @@ static void watch(struct kernel *kernel)
     struct file_mark seen = mark_of(kernel->options.config_path);
     for (;;) {
         int signal = sigtimedwait(&signals, NULL, &(struct timespec){.tv_sec = 1});
-        if (signal == SIGTERM || signal == SIGINT)
+        if (signal == SIGTERM || signal == SIGINT || atomic_load(&kernel->must_stop))
             return;
         struct file_mark now = mark_of(kernel->options.config_path);
         bool changed = now.inode != 0 && (seen.modified.tv_sec != now.modified.tv_sec ||
@@ -368,5 +368,5 @@ int kernel_serve(const struct kernel_options *options)
     stop(&kernel);
     destroy(&kernel);
     log_info("stopped");
-    return 0;
+    return atomic_load(&kernel.must_stop) ? 1 : 0;
 }

@@ -40,6 +40,8 @@ struct module {
     const struct module_routes *routes;   /* NULL = none; added with the module's state as context */
     struct metric_family *const *metrics; /* NULL-terminated; registered at start */
     const struct db_migration *migrations;
+    const char
+        *grants; /* of a role that does not migrate: SQL with :role for its name; NULL with no migrations */
     /* Before all checks: fills in from other sections what this one leaves out. NULL: nothing. */
     void (*complete)(struct config *config, void *section);
     /* Checks that need no server: templates, references between settings. Errors carry file, line, column, field. */
@@ -151,8 +153,19 @@ struct config *kernel_config_load(const struct kernel_options *options, struct b
 struct config *kernel_config_load_or_print(const struct kernel_options *options);
 /* Runs until SIGTERM or SIGINT. The process's exit status. */
 int kernel_serve(const struct kernel_options *options);
-/* Creates and migrates every database the configuration names. The process's exit status. */
-int kernel_migrate(const struct kernel_options *options);
+struct kernel_migration {
+    enum {
+        KERNEL_MIGRATE_APPLY,
+        KERNEL_MIGRATE_PLAN,  /* prints the SQL; changes nothing */
+        KERNEL_MIGRATE_STATE, /* prints where each schema stands; exit status 3 where migrations are missing */
+        KERNEL_MIGRATE_GRANTS, /* prints what `role` needs to run without migrating; connects to nothing */
+    } action;
+    const char *role;
+};
+/* Creates and migrates every database the configuration names, or prints about it. The process's exit status. */
+int kernel_migrate(const struct kernel_options *options, const struct kernel_migration *wanted);
+/* "platform 6, refdata 16, …": the last migrations of this program. */
+void kernel_schema_version(const struct module *const *modules, struct buf *out);
 /* Every route of every module, one line each. */
 int kernel_print_routes(const struct kernel_options *options);
 

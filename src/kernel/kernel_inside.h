@@ -94,6 +94,7 @@ struct kernel {
     struct rate_table *rate_buckets;
     int64_t stop_deadline_ns; /* stopTimeout after the signal; CLOCK_NEVER while it serves, 0 until then */
     atomic_bool stopping;     /* readiness is DOWN while clients leave and requests in flight are finished */
+    atomic_bool must_stop;    /* as by SIGTERM, with exit status 1; the reason was logged */
     atomic_bool had_keys;     /* until the configured keys are read once, readiness is DOWN */
 };
 

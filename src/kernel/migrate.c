@@ -5,27 +5,115 @@
 #include "bus/bus_postgres.h"
 #include "kernel/kernel_inside.h"
 
-enum { MIGRATE_TIMEOUT_MS = 10 * 60 * 1000 };
+enum { MIGRATE_TIMEOUT_MS = 10 * 60 * 1000, EXIT_MISSING = 3 };
 
 struct migration_run {
+    const struct kernel_migration *wanted;
     const struct module *module; /* NULL: those that keep their tables in the store */
     const struct module *const *modules;
     bool has_platform; /* its tables were migrated as another's */
     int exit_status;
 };
 
-static enum status migrate_schema(struct db_pool *pool, const char *schema,
-                                  const struct db_migration *migrations, struct error *error)
+/* ---- what is done with each schema of each database ---- */
+
+static enum status apply_schema(struct db_pool *pool, const struct db_schema *schema, struct error *error)
 {
     unsigned applied = 0;
-    enum status status =
-        db_migrate(pool, schema, migrations, clock_deadline_ms(MIGRATE_TIMEOUT_MS), &applied, error);
+    enum status status = db_migrate(pool, schema->module, schema->migrations,
+                                    clock_deadline_ms(MIGRATE_TIMEOUT_MS), &applied, error);
     if (status == STATUS_OK)
-        printf("%s on %s: %u applied, up to date\n", schema, db_pool_address(pool), applied);
-    else
-        error_context(error, "%s", schema);
+        printf("%s on %s: %u applied, up to date\n", schema->module, db_pool_address(pool), applied);
     return status;
 }
+
+/* Everything on standard output is SQL. */
+static enum status plan_schema(struct db_pool *pool, const struct db_schema *schema, struct error *error)
+{
+    struct buf sql = {0};
+    unsigned count = 0;
+    enum status status = db_migrate_plan(pool, schema->module, schema->migrations,
+                                         clock_deadline_ms(MIGRATE_TIMEOUT_MS), &sql, &count, error);
+    if (status == STATUS_OK)
+        printf("-- %s on %s: %u to apply\n%.*s", schema->module, db_pool_address(pool), count,
+               STR_ARG(buf_str(&sql)));
+    buf_deinit(&sql);
+    return status;
+}
+
+static enum status print_state(struct db_pool *pool, const struct db_schema *schema, int *exit_status,
+                               struct error *error)
+{
+    unsigned known = db_migrations_last(schema->migrations);
+    struct db_schema_state state;
+    enum status status = db_migrate_state(pool, schema->module, schema->migrations,
+                                          clock_deadline_ms(MIGRATE_TIMEOUT_MS), &state, error);
+    if (status != STATUS_OK)
+        return status;
+    bool is_too_new = state.oldest_program > known;
+    const char *verdict = is_too_new           ? "too new for this program"
+                          : state.missing > 0  ? "to be migrated"
+                          : state.last > known ? "newer than this program, which works with it"
+                                               : "up to date";
+    printf("%s on %s: database %03u, program %03u, oldest program %03u: %s\n", schema->module,
+           db_pool_address(pool), state.last, known, state.oldest_program, verdict);
+    if (is_too_new)
+        *exit_status = 1;
+    else if (state.missing > 0 && *exit_status == 0)
+        *exit_status = EXIT_MISSING;
+    return STATUS_OK;
+}
+
+/* A name as an identifier of SQL, whatever is in it. */
+static void put_identifier(struct buf *out, struct str name)
+{
+    buf_put_char(out, '"');
+    for (size_t i = 0; i < name.len; i++) {
+        if (name.ptr[i] == '"')
+            buf_put_char(out, '"');
+        buf_put_char(out, name.ptr[i]);
+    }
+    buf_put_char(out, '"');
+}
+
+static void print_grants(const char *grants, const char *role)
+{
+    static const char mark[] = ":role";
+    struct buf text = {0};
+    for (const char *at; (at = strstr(grants, mark)) != NULL; grants = at + strlen(mark)) {
+        buf_put(&text, grants, (size_t)(at - grants));
+        put_identifier(&text, str_from(role));
+    }
+    buf_put_str(&text, str_from(grants));
+    printf("%.*s", STR_ARG(buf_str(&text)));
+    buf_deinit(&text);
+}
+
+static void print_connect(const struct db_pool *pool, const char *name, const char *role)
+{
+    struct buf text = {0};
+    buf_printf(&text, "-- database \"%s\": %s\ngrant connect on database ", name, db_pool_address(pool));
+    put_identifier(&text, str_from(db_pool_database(pool)));
+    buf_put_str(&text, STR(" to "));
+    put_identifier(&text, str_from(role));
+    printf("%.*s;\n", STR_ARG(buf_str(&text)));
+    buf_deinit(&text);
+}
+
+static enum status handle_schema(struct migration_run *run, struct db_pool *pool,
+                                 const struct db_schema *schema, const char *grants, struct error *error)
+{
+    enum status status = STATUS_OK;
+    switch (run->wanted->action) {
+    case KERNEL_MIGRATE_APPLY: status = apply_schema(pool, schema, error); break;
+    case KERNEL_MIGRATE_PLAN: status = plan_schema(pool, schema, error); break;
+    case KERNEL_MIGRATE_STATE: status = print_state(pool, schema, &run->exit_status, error); break;
+    case KERNEL_MIGRATE_GRANTS: print_grants(grants, run->wanted->role); break;
+    }
+    return status == STATUS_OK ? status : error_context(error, "%s", schema->module);
+}
+
+/* ---- the databases ---- */
 
 static bool is_in(const struct migration_run *run, const struct module *module)
 {
@@ -39,11 +127,15 @@ static void migrate_database(const struct db_target *target, void *arg)
     struct error error = {0};
     struct db_pool *pool = NULL;
     enum status status = db_pool_create(target, &pool, &error);
+    if (status == STATUS_OK && run->wanted->action == KERNEL_MIGRATE_GRANTS)
+        print_connect(pool, target->name, run->wanted->role);
     if (status == STATUS_OK && !run->has_platform)
-        status = migrate_schema(pool, "platform", platform_migrations, &error);
+        status = handle_schema(run, pool, &(struct db_schema){"platform", platform_migrations},
+                               platform_grants, &error);
     for (const struct module *const *at = run->modules; *at && status == STATUS_OK; at++)
         if (is_in(run, *at))
-            status = migrate_schema(pool, (*at)->name, (*at)->migrations, &error);
+            status = handle_schema(run, pool, &(struct db_schema){(*at)->name, (*at)->migrations},
+                                   (*at)->grants, &error);
     if (status != STATUS_OK) {
         fprintf(stderr, "freshet: cannot migrate database \"%s\": %s\n", target->name, error.message);
         run->exit_status = 1;
@@ -51,22 +143,27 @@ static void migrate_database(const struct db_target *target, void *arg)
     db_pool_destroy(pool);
 }
 
-int kernel_migrate(const struct kernel_options *options)
+static int worse(int a, int b)
+{
+    return a == 1 || b == 1 ? 1 : a | b;
+}
+
+int kernel_migrate(const struct kernel_options *options, const struct kernel_migration *wanted)
 {
     struct config *config = kernel_config_load_or_print(options);
     if (!config)
         return 1;
     int exit_status = 0;
     for (const struct module *const *at = options->modules; *at; at++) {
-        struct migration_run run = {.module = *at, .modules = options->modules};
+        struct migration_run run = {.wanted = wanted, .module = *at, .modules = options->modules};
         if ((*at)->migrations && (*at)->each_database)
             (*at)->each_database(config, config_section(config, (*at)->section->name), migrate_database,
                                  &run);
-        exit_status |= run.exit_status;
+        exit_status = worse(exit_status, run.exit_status);
     }
     /* The store; without a database for it nothing is reported, since no role that needs one can start. */
     const struct kernel_postgres *own = config_section(config, "postgres");
-    struct migration_run run = {.modules = options->modules, .has_platform = !own->url.len};
+    struct migration_run run = {.wanted = wanted, .modules = options->modules, .has_platform = !own->url.len};
     struct db_target target;
     bool is_kept = false;
     for (const struct module *const *at = options->modules; *at; at++)
@@ -74,8 +171,18 @@ int kernel_migrate(const struct kernel_options *options)
     if (is_kept && kernel_store_find(config, options->modules, &target))
         migrate_database(&target, &run);
     config_free(config);
-    return exit_status | run.exit_status;
+    return worse(exit_status, run.exit_status);
 }
+
+void kernel_schema_version(const struct module *const *modules, struct buf *out)
+{
+    buf_printf(out, "platform %u", db_migrations_last(platform_migrations));
+    for (; *modules; modules++)
+        if ((*modules)->migrations)
+            buf_printf(out, ", %s %u", (*modules)->name, db_migrations_last((*modules)->migrations));
+}
+
+/* ---- routes ---- */
 
 static void print_routes(const struct http_route *route)
 {

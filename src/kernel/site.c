@@ -8,7 +8,7 @@
 #include "bus/bus_postgres.h"
 #include "kernel/kernel_inside.h"
 
-enum { GRACE_MIN_MS = 200 };
+enum { GRACE_MIN_MS = 200, SCHEMA_EVERY_MS = 5000, SCHEMA_TIMEOUT_MS = 5000 };
 
 enum status kernel_site_init(struct kernel_site *site, struct kernel *kernel, const struct db_target *target,
                              struct error *error)
@@ -33,8 +33,7 @@ void kernel_site_deinit(struct kernel_site *site)
 /* ---- schema and health ---- */
 
 static enum status prepare_schema(const struct kernel_site *site, struct db_pool *pool,
-                                  const struct kernel_schema *schema, int64_t deadline_ns,
-                                  struct error *error)
+                                  const struct db_schema *schema, int64_t deadline_ns, struct error *error)
 {
     unsigned missing = 0, count = 0;
     enum status status =
@@ -53,16 +52,35 @@ static enum status prepare_schema(const struct kernel_site *site, struct db_pool
 }
 
 enum status kernel_site_prepare(struct kernel_site *site, struct db_pool *pool,
-                                const struct kernel_schema *schemas, int64_t deadline_ns, struct error *error)
+                                const struct db_schema *schemas, int64_t deadline_ns, struct error *error)
 {
-    static const struct kernel_schema platform = {"platform", platform_migrations};
+    size_t count = 0;
     if (atomic_load(&site->is_ready))
         return STATUS_OK;
-    enum status status = prepare_schema(site, pool, &platform, deadline_ns, error);
-    for (; schemas->module && status == STATUS_OK; schemas++)
-        status = prepare_schema(site, pool, schemas, deadline_ns, error);
+    site->schemas[count++] = (struct db_schema){"platform", platform_migrations};
+    while (schemas->module && count < KERNEL_SCHEMAS_MAX - 1)
+        site->schemas[count++] = *schemas++;
+    enum status status = STATUS_OK;
+    for (size_t i = 0; i < count && status == STATUS_OK; i++)
+        status = prepare_schema(site, pool, &site->schemas[i], deadline_ns, error);
     atomic_store(&site->is_ready, status == STATUS_OK);
     return status;
+}
+
+/* A later release may have changed the schema in a way that this program does not survive, although it should have ended
+ * before. What runs cannot be taken back for one database, so the process stops; when it is started again, it refuses that
+ * database and serves the others. */
+static int64_t schema_step(struct task *task, void *context)
+{
+    struct kernel_site *site = context;
+    struct error error = {0};
+    (void)task;
+    if (db_schemas_check_age(site->pool, site->schemas, clock_deadline_ms(SCHEMA_TIMEOUT_MS), &error) ==
+        STATUS_CONFIG) {
+        log_error("schema_too_new", LOG_CSTR("database", site->target.name), LOG_ERROR_FIELDS(&error));
+        atomic_store(&site->kernel->must_stop, true);
+    }
+    return TASK_MS(SCHEMA_EVERY_MS);
 }
 
 void kernel_site_report(struct kernel_site *site, enum status status, const struct error *error)
@@ -153,6 +171,7 @@ enum status kernel_site_run(struct kernel_site *site, const struct kernel_part *
         destroy_buses(site);
         return error->status;
     }
+    kernel_site_add_task(site, "schema", schema_step, site, TASK_MS(SCHEMA_EVERY_MS));
     for (size_t i = 0; i < site->bus_count; i++)
         bus_start(site->buses[i]);
     for (size_t i = 0; i < site->part_count; i++)

@@ -22,7 +22,13 @@
 
 struct kernel;
 
-enum { KERNEL_PARTS_MAX = 16, KERNEL_BUSES_MAX = 3, KERNEL_OUTBOXES_MAX = 16, KERNEL_TASKS_MAX = 32 };
+enum {
+    KERNEL_PARTS_MAX = 16,
+    KERNEL_BUSES_MAX = 3,
+    KERNEL_OUTBOXES_MAX = 16,
+    KERNEL_TASKS_MAX = 32,
+    KERNEL_SCHEMAS_MAX = 18
+};
 
 /* A part of what a site runs. `part` is what create() returned. */
 struct kernel_part {
@@ -40,8 +46,9 @@ struct kernel_part {
 struct kernel_site {
     struct kernel *kernel;
     struct loop *home;
-    struct arena arena;      /* the target's texts, which outlive the configuration they came from */
-    struct db_target target; /* for callers that open connections of their own */
+    struct arena arena; /* the target's texts, which outlive the configuration they came from */
+    struct db_schema schemas[KERNEL_SCHEMAS_MAX]; /* that kernel_site_prepare() found or put in place */
+    struct db_target target;                      /* for callers that open connections of their own */
     struct db_pool *pool;
     bool is_store;        /* for logs */
     bool migrates;        /* creates and migrates the schema, or only checks that it is there (C10) */
@@ -65,19 +72,14 @@ struct kernel_site {
     struct loop_timer grace;
 };
 
-/* What must be in place beside the platform's own tables, in this order; a NULL module ends the list. */
-struct kernel_schema {
-    const char *module;
-    const struct db_migration *migrations;
-};
-
 /* Opens no connection. Without a kernel (NULL) the site shares no connections, its schema is only checked, and nothing runs. */
 enum status kernel_site_init(struct kernel_site *site, struct kernel *kernel, const struct db_target *target,
                              struct error *error) MUST_CHECK;
 void kernel_site_deinit(struct kernel_site *site); /* also after a failed init */
-/* On a worker: brings the schemas to this build's state by connections of `pool`, or reports what is missing. */
+/* On a worker: brings the platform's schema, and after it these, to this build's state by connections of `pool`, or reports
+ * what is missing. */
 enum status kernel_site_prepare(struct kernel_site *site, struct db_pool *pool,
-                                const struct kernel_schema *schemas, int64_t deadline_ns,
+                                const struct db_schema *schemas, int64_t deadline_ns,
                                 struct error *error) MUST_CHECK;
 /* What a probe or sweep of PostgreSQL found; one thread at a time. Logged when it begins, and when it is over. */
 void kernel_site_report(struct kernel_site *site, enum status status, const struct error *error);

@@ -131,11 +131,11 @@ static int64_t store_probe(struct task *task, void *context)
             store->probe_status = db_exec(conn, &answer_sql, NULL, deadline_ns, NULL, error);
         db_release(conn);
     } else { /* the schemas of all modules, whichever roles run here: any other process finds what it needs */
-        struct kernel_schema schemas[KERNEL_MODULES_MAX + 1] = {{.module = NULL}};
+        struct db_schema schemas[KERNEL_MODULES_MAX + 1] = {{.module = NULL}};
         size_t count = 0;
         for (const struct module *const *at = store->kernel->options.modules; *at; at++)
             if ((*at)->keeps_store && (*at)->migrations)
-                schemas[count++] = (struct kernel_schema){(*at)->name, (*at)->migrations};
+                schemas[count++] = (struct db_schema){(*at)->name, (*at)->migrations};
         store->probe_status = kernel_site_prepare(&store->site, store->probe_pool, schemas,
                                                   clock_deadline_ms(MIGRATE_TIMEOUT_MS), error);
     }

@@ -44,7 +44,7 @@ def test_a_wrong_call_is_exit_2_and_says_so_on_standard_error(args):
 
 
 def test_version_is_printed():
-    assert re.fullmatch(r"freshet \d+\.\d+\.\d+\n", run("--version").stdout)
+    assert re.fullmatch(r"freshet \d+\.\d+\.\d+\nschema: platform \d+, .*\n", run("--version").stdout)
 
 
 def test_an_unknown_role_names_those_there_are(tmp_path):

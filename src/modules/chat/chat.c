@@ -265,6 +265,7 @@ const struct module chat_module = {
     .metrics = (struct metric_family *const[]){&chat_messages_family, &chat_streams_family,
                                                &chat_stream_lines_family, &chat_stream_cuts_family, NULL},
     .migrations = chat_migrations,
+    .grants = chat_grants,
     .check = check_chat,
     .start = chat_start,
     .stop = chat_stop,

@@ -73,6 +73,7 @@ enum status chat_key_read(const struct http_request *request, struct chat_key *k
 struct chat_key chat_key_copy(const struct chat_key *key, struct arena *arena);
 void chat_user_id(struct str tenant, struct str subject, char out[UUID_TEXT_BYTES]);
 extern const struct db_migration chat_migrations[]; /* sql/chat */
+extern const char chat_grants[];
 
 /* ---- agents.c: which agent answers a message, and what (M2) ---- */
 struct chat_choice {

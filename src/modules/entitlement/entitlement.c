@@ -240,6 +240,7 @@ const struct module entitlement_module = {
     .routes = (const struct module_routes[]){{"entitlement", entitlement_routes}, {.role = NULL}},
     .metrics = (struct metric_family *const[]){&entitlement_changes_family, &audit_family, NULL},
     .migrations = entitlement_migrations,
+    .grants = entitlement_grants,
     .check = check_settings,
     .start = start_entitlement,
     .destroy = destroy_entitlement,

@@ -83,5 +83,6 @@ bool entitlement_id_read(struct str id, struct arena *arena, struct str *user, s
 
 extern struct metric_family entitlement_changes_family;
 extern const struct db_migration entitlement_migrations[]; /* sql/entitlement */
+extern const char entitlement_grants[];
 
 #endif

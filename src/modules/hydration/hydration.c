@@ -347,6 +347,7 @@ const struct module hydration_module = {
     .roles = (const char *const[]){"hydration", NULL},
     .section = &hydration_section,
     .migrations = hydration_migrations,
+    .grants = hydration_grants,
     .routes = (const struct module_routes[]){{"hydration", hydration_routes}, {.role = NULL}},
     .check = check_hydration,
     .start = start_hydration,

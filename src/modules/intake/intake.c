@@ -42,6 +42,7 @@ struct intake {
 };
 
 extern const struct db_migration intake_migrations[]; /* sql/intake */
+extern const char intake_grants[];
 
 /* ---- settings and topic ---- */
 
@@ -328,6 +329,7 @@ const struct module intake_module = {
     .routes = (const struct module_routes[]){{"intake", intake_routes}, {.role = NULL}},
     .metrics = (struct metric_family *const[]){&intake_items_family, NULL},
     .migrations = intake_migrations,
+    .grants = intake_grants,
     .start = start_intake,
     .destroy = destroy_intake,
     .keeps_store = true,

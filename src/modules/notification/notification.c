@@ -288,6 +288,7 @@ const struct module notification_module = {
                                                &notification_dead_letters_family, &notification_dead_family,
                                                &overdue_family, &notification_audit_family, NULL},
     .migrations = notification_migrations,
+    .grants = notification_grants,
     .check = check_settings,
     .start = start_notification,
     .destroy = free,

@@ -77,6 +77,7 @@ struct notification {
 };
 
 extern const struct db_migration notification_migrations[]; /* sql/notification */
+extern const char notification_grants[];
 
 /* ---- consumer.c ---- */
 extern struct metric_family notification_events_family, notification_lag_family;

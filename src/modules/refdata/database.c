@@ -67,7 +67,7 @@ void refdata_database_unref(struct refdata_database *database)
 enum status refdata_database_prepare(struct refdata_database *database, int64_t deadline_ns,
                                      struct error *error)
 {
-    static const struct kernel_schema schemas[] = {{"refdata", refdata_migrations}, {.module = NULL}};
+    static const struct db_schema schemas[] = {{"refdata", refdata_migrations}, {.module = NULL}};
     return kernel_site_prepare(&database->site, database->site.pool, schemas, deadline_ns, error);
 }
 

@@ -19,6 +19,7 @@
 #include "modules/refdata/update.h"
 
 extern const struct db_migration refdata_migrations[];
+extern const char refdata_grants[];
 
 struct refdata;
 struct refdata_catalog;

@@ -328,6 +328,7 @@ const struct module refdata_module = {
                                              {.role = NULL}},
     .metrics = refdata_metrics,
     .migrations = refdata_migrations,
+    .grants = refdata_grants,
     .complete = complete,
     .check = check,
     .adjust_auth = adjust_auth,

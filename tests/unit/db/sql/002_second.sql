@@ -1,1 +1,3 @@
+-- The second one.
+-- oldest program: 002
 ALTER TABLE moved.odd ADD CHECK (text <> '')
