@@ -186,7 +186,11 @@ test_engines() {
 # The loops of kills are whole when they are asked for by name, and short among all the tests.
 test_fault() {
     export FRESHET_FAULT_WHOLE=${FRESHET_FAULT_WHOLE:-$([ "$TEST_ALL" = 1 ] && echo 0 || echo 1)}
-    test_pytest fault debug fault -s
+    if [ "$FRESHET_FAULT_WHOLE" = 1 ]; then
+        test_pytest fault debug fault -s
+    else
+        test_pytest fault debug fault -s -m "not whole"
+    fi
 }
 
 # One greedy tenant for each shared resource; whole when it is named, like the fault tests.
@@ -194,6 +198,17 @@ test_greedy() {
     test_build release -Dcost=true || return 0 # memory is measured of the program as it is released, built as for test_cost
     export FRESHET_GREEDY_WHOLE=${FRESHET_GREEDY_WHOLE:-$([ "$TEST_ALL" = 1 ] && echo 0 || echo 1)}
     test_pytest greedy debug greedy
+}
+
+# The program of the release before this one on the schema of this one. A commit that cannot be built is a failed test.
+test_upgrade() {
+    local program
+    if [ "$TEST_AGAIN" != 1 ] && ! program=$(previous_build); then
+        test_add "the release before" 0 1
+        return
+    fi
+    export FRESHET_PREVIOUS_BIN=${program:-${FRESHET_PREVIOUS_BIN:-}}
+    test_pytest upgrade debug upgrade
 }
 
 # Becomes one target for a while, from its corpus; findings are kept under $VAR/fuzz.
@@ -289,6 +304,7 @@ test_lanes() {
         test_traps
         test_fault
         test_greedy
+        test_upgrade
         test_system_debug
         test_fuzz
     ) >"$VAR/test/lane" 2>&1 &
@@ -311,7 +327,7 @@ test_again() { # SUITE…
     fi
     TEST_AGAIN=1
     for suite in "$@"; do
-        case $suite in unit | system | engines | fault | greedy | cost) "test_$suite" ;; esac
+        case $suite in unit | system | engines | fault | greedy | upgrade | cost) "test_$suite" ;; esac
     done
     TEST_AGAIN=0
 }
@@ -336,9 +352,9 @@ test_command() {
     local suite
     for suite in "$@"; do
         case $suite in
-        unit | system | engines | fault | greedy | fuzz | cost) ;;
+        unit | system | engines | fault | greedy | upgrade | fuzz | cost) ;;
         failover | browser) misuse "there are no $suite tests yet" ;;
-        *) misuse "no suite '$suite'; there are: unit system engines fault greedy fuzz cost" ;;
+        *) misuse "no suite '$suite'; there are: unit system engines fault greedy upgrade fuzz cost" ;;
         esac
     done
     packages_ensure run test engines clients cost
@@ -358,7 +374,7 @@ test_command() {
     if [ $# -eq 0 ]; then
         TEST_ALL=1
         test_lanes
-        set -- unit fault greedy system engines cost
+        set -- unit fault greedy upgrade system engines cost
     else
         for suite in "$@"; do
             "test_$suite"
