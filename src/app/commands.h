@@ -18,6 +18,7 @@ int app_status(int argc, char **argv);
 int app_outbox(int argc, char **argv);
 int app_dlq(int argc, char **argv);
 int app_verify(int argc, char **argv);
+int app_plan(int argc, char **argv);
 
 /* --config, else $FRESHET_CONFIG, else the default. */
 const char *app_config_path(const char *given);

@@ -144,6 +144,7 @@ static const struct command {
     {"outbox", "list events that could not be published, and retry, drop or publish them again", app_outbox},
     {"dlq", "list notifications that could not be handled or delivered, and retry or drop them", app_dlq},
     {"verify", "compare the content of pods with the database", app_verify},
+    {"plan", "compute pods, processors and memory for a number of reads a second", app_plan},
 };
 
 static void print_help(FILE *out)
