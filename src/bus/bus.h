@@ -200,6 +200,7 @@ struct bus_security {
     bool tls;
     const char *ca_file, *certificate_file, *key_file; /* NULL: the system's; no client certificate */
     const char *username, *password;                   /* NULL = without */
+    const char *password_file;    /* holds the password instead, and is read at each login; NULL = without */
     const char *mechanism;        /* Kafka's SASL: PLAIN (NULL), SCRAM-SHA-256, SCRAM-SHA-512 */
     const char *credentials_file; /* NATS: a user's JWT and seed; NULL = without */
 };

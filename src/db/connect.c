@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/secret.h"
 #include "db/db_inside.h"
 
 /* ---- detached threads, for the two calls that know no deadline: getaddrinfo() and PQcancel() ---- */
@@ -187,10 +188,12 @@ static void on_server_notice(void *context, const PGresult *result)
     log_debug("db_notice", LOG_CSTR("message", PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY)));
 }
 
-PGconn *db_connect_start(const struct db_parsed *parsed, const struct db_endpoint *endpoint)
+PGconn *db_connect_start(const struct db_parsed *parsed, const struct db_endpoint *endpoint,
+                         struct error *error)
 {
-    const char *keywords[DB_KEYWORDS_MAX + 4], *values[DB_KEYWORDS_MAX + 4];
+    const char *keywords[DB_KEYWORDS_MAX + 5], *values[DB_KEYWORDS_MAX + 5];
     unsigned count = parsed->keyword_count;
+    struct secret password;
 
     memcpy(keywords, parsed->keywords, count * sizeof keywords[0]);
     memcpy(values, parsed->values, count * sizeof values[0]);
@@ -200,12 +203,22 @@ PGconn *db_connect_start(const struct db_parsed *parsed, const struct db_endpoin
     values[count++] = parsed->hosts[endpoint->host].port;
     keywords[count] = "hostaddr"; /* empty counts as not given */
     values[count++] = endpoint->address;
+    if (parsed->password_file) {
+        if (secret_read(&password, parsed->password_file, error) != STATUS_OK)
+            return NULL;
+        keywords[count] = "password"; /* the last one counts */
+        values[count++] = password.text;
+    }
     keywords[count] = values[count] = NULL;
     PGconn *pg = PQconnectStartParams(keywords, values, 0);
-    if (pg) {
-        PQsetNoticeReceiver(pg, on_server_notice, NULL);
-        PQsetErrorVerbosity(pg, PQERRORS_TERSE);
+    if (parsed->password_file)
+        secret_wipe(&password);
+    if (!pg) {
+        error_set(error, STATUS_NO_MEMORY, "out of memory");
+        return NULL;
     }
+    PQsetNoticeReceiver(pg, on_server_notice, NULL);
+    PQsetErrorVerbosity(pg, PQERRORS_TERSE);
     return pg;
 }
 
@@ -232,12 +245,13 @@ static enum status try_endpoint(const struct db_pool *pool, const struct db_pars
                                 const struct db_endpoint *endpoint, int64_t deadline_ns, PGconn **out,
                                 struct error *error)
 {
-    PGconn *pg = db_connect_start(parsed, endpoint);
+    struct error reason = {0};
+    PGconn *pg = db_connect_start(parsed, endpoint, &reason);
     PostgresPollingStatusType step = PGRES_POLLING_WRITING;
     enum status status = STATUS_OK;
 
     if (!pg)
-        return error_set(error, STATUS_DB_DOWN, "out of memory");
+        return error_set(error, STATUS_DB_DOWN, "%s", reason.message);
     if (PQstatus(pg) == CONNECTION_BAD)
         step = PGRES_POLLING_FAILED;
     while (status == STATUS_OK && step != PGRES_POLLING_OK) {

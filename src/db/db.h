@@ -27,6 +27,8 @@ struct db_target {
     struct str username; /* empty = from the URL */
     struct str password; /* empty = from the URL; never logged */
     struct str
+        password_file; /* holds the password instead, and is read for each connection; empty = without */
+    struct str
         schema; /* search_path: names, comma-separated, taken literally; empty = the server's default */
     unsigned connections_max;
     int64_t connect_timeout_ms, statement_timeout_ms, idle_timeout_ms;

@@ -21,6 +21,7 @@ struct db_host {
 struct db_parsed {
     struct arena arena;
     const char *name, *address, *schema; /* schema: search_path as SQL text, NULL = the server's default */
+    const char *password_file;           /* NULL = without */
     struct db_host hosts[DB_HOSTS_MAX];
     unsigned host_count;
     const char *keywords[DB_KEYWORDS_MAX],
@@ -55,8 +56,9 @@ enum status db_lookup_start(const struct db_parsed *parsed, int *fd, struct db_e
 enum status db_lookup_finish(int fd, struct db_endpoints *endpoints, struct error *error) MUST_CHECK;
 
 /* ---- connecting: the first steps, which are the same on a worker and on a loop ---- */
-PGconn *db_connect_start(const struct db_parsed *parsed,
-                         const struct db_endpoint *endpoint); /* PQconnectPoll() next */
+/* NULL: the password's file cannot be read, or memory is out. Else PQconnectPoll() is next. */
+PGconn *db_connect_start(const struct db_parsed *parsed, const struct db_endpoint *endpoint,
+                         struct error *error);
 /* One line out of libpq's message for a connection that failed. */
 enum status db_connect_failed(const PGconn *pg, struct error *error);
 

@@ -81,15 +81,20 @@ static void fail_with_libpq(struct db_link *link)
 
 static void connect_next(struct db_link *link)
 {
+    struct error error = {0};
+
     while (link->endpoint_at < link->endpoints.count) {
         PQfinish(link->pg);
         link->state = DB_LINK_CONNECTING;
-        link->pg = db_connect_start(&link->parsed, &link->endpoints.at[link->endpoint_at++]);
+        link->pg = db_connect_start(&link->parsed, &link->endpoints.at[link->endpoint_at++], &error);
         set_timer(link, link->parsed.connect_timeout_ms / link->endpoints.count);
         if (PQstatus(link->pg) != CONNECTION_BAD && watch(link, PQsocket(link->pg), LOOP_WRITE))
             return;
     }
-    fail_with_libpq(link);
+    if (link->pg)
+        fail_with_libpq(link);
+    else
+        fail(link, error.message);
 }
 
 static void start(struct db_link *link)

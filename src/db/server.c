@@ -46,6 +46,8 @@ static bool is_same_login(const struct db_parsed *a, const struct db_parsed *b)
 {
     if (a->host_count != b->host_count || a->keyword_count != b->keyword_count)
         return false;
+    if (strcmp(a->password_file ? a->password_file : "", b->password_file ? b->password_file : "") != 0)
+        return false;
     for (unsigned i = 0; i < a->host_count; i++)
         if (strcmp(a->hosts[i].name, b->hosts[i].name) != 0 ||
             strcmp(a->hosts[i].port, b->hosts[i].port) != 0)

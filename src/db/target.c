@@ -409,6 +409,8 @@ enum status db_parsed_init(struct db_parsed *parsed, const struct db_target *tar
         set_keyword(parsed, "user", target->username);
     if (target->password.len > 0)
         set_keyword(parsed, "password", target->password);
+    if (target->password_file.len > 0)
+        parsed->password_file = arena_str(&parsed->arena, target->password_file).ptr;
     if (target->schema.len > 0)
         parsed->schema = arena_str(&parsed->arena, target->schema).ptr;
     set_defaults(parsed);
@@ -430,6 +432,7 @@ struct db_target db_target_copy(const struct db_target *target, const char *suff
     copy.url = arena_str(arena, target->url);
     copy.username = arena_str(arena, target->username);
     copy.password = arena_str(arena, target->password);
+    copy.password_file = arena_str(arena, target->password_file);
     copy.schema = arena_str(arena, target->schema);
     return copy;
 }

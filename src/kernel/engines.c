@@ -40,6 +40,14 @@ static const struct setting_row tls_rows[] = {
             .help = "Environment variable that holds the password; empty = none.", .fallback = "", \
             .place_offset = 1 + (login) + offsetof(struct kernel_login, password_place)            \
     }
+#define PASSWORD_FILE(login)                                                                                             \
+    {                                                                                                                    \
+        "passwordFile", SETTING_STRING,                                                                                  \
+            .offset = (login) + offsetof(struct kernel_login, password_file),                                            \
+            .help =                                                                                                      \
+                "File that holds the password. It is read at each login, so that the next one uses a changed password.", \
+            .fallback = "", .place_offset = 1 + (login) + offsetof(struct kernel_login, password_file_place)             \
+    }
 
 #define KAFKA_ROW(member) .offset = offsetof(struct kernel_kafka, member)
 const char *const kernel_sasl_mechanisms[] = {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", NULL};
@@ -48,6 +56,7 @@ static const struct setting_row sasl_rows[] = {
      .choices = kernel_sasl_mechanisms},
     USERNAME(offsetof(struct kernel_kafka, sasl)),
     PASSWORD(offsetof(struct kernel_kafka, sasl)),
+    PASSWORD_FILE(offsetof(struct kernel_kafka, sasl)),
     {.name = NULL},
 };
 const struct setting_row kernel_kafka_rows[] = {
@@ -81,6 +90,7 @@ const struct setting_row kernel_redis_rows[] = {
      PLACE(struct kernel_redis, nodes_place)},
     USERNAME(offsetof(struct kernel_redis, login)),
     PASSWORD(offsetof(struct kernel_redis, login)),
+    PASSWORD_FILE(offsetof(struct kernel_redis, login)),
     {"tls", SETTING_OBJECT, REDIS_ROW(tls), "Encryption.", "", .rows = tls_rows},
     {.name = NULL},
 };
@@ -92,6 +102,7 @@ const struct setting_row kernel_nats_rows[] = {
      PLACE(struct kernel_nats, servers_place)},
     USERNAME(offsetof(struct kernel_nats, login)),
     PASSWORD(offsetof(struct kernel_nats, login)),
+    PASSWORD_FILE(offsetof(struct kernel_nats, login)),
     {"credentialsFile", SETTING_STRING, NATS_ROW(credentials_file),
      "A user's JWT and seed, instead of a password.", "", PLACE(struct kernel_nats, credentials_place)},
     {"replicas", SETTING_INT, NATS_ROW(replicas), "Copies of a stream that is created here.", "1", 1, 5},
@@ -110,6 +121,7 @@ struct bus_security kernel_engine_security(const struct kernel_tls *tls, const s
         .key_file = str_or_null(tls->key_file),
         .username = str_or_null(login->username),
         .password = login->password_env.len ? getenv(login->password_env.ptr) : NULL,
+        .password_file = str_or_null(login->password_file),
     };
 }
 
@@ -198,7 +210,11 @@ static enum status check_secrets(const struct config *config, const struct engin
     if (engine->is_used && login->password_env.len && !getenv(login->password_env.ptr))
         return config_error_at(config, login->password_place, field, error,
                                "the environment variable %s is not set", login->password_env.ptr);
-    return STATUS_OK;
+    snprintf(field, sizeof field, "%s.%.*spasswordFile", engine->name,
+             (int)(strlen(engine->password) - strlen("passwordFromEnv")), engine->password);
+    return engine->is_used ? kernel_password_file_check(config, login->password_file, login->password_env,
+                                                        login->password_file_place, field, error)
+                           : STATUS_OK;
 }
 
 enum status kernel_engines_check(const struct config *config, struct error *error)

@@ -13,8 +13,8 @@ struct kernel_tls {
 };
 
 struct kernel_login {
-    struct str username, password_env; /* empty = without */
-    struct setting_place password_place;
+    struct str username, password_env, password_file; /* empty = without */
+    struct setting_place password_place, password_file_place;
 };
 
 struct kernel_kafka {
@@ -48,9 +48,13 @@ struct kernel_nats {
 enum kernel_redis_mode { KERNEL_REDIS_CLUSTER, KERNEL_REDIS_SINGLE };
 extern const char *const kernel_redis_modes[], *const kernel_sasl_mechanisms[];
 
-/* As the drivers of the bus take it; the password is read from the environment. */
+/* As the drivers of the bus take it; the password is read from the environment, or by the driver from its file. */
 struct bus_security kernel_engine_security(const struct kernel_tls *tls, const struct kernel_login *login);
 
+/* `passwordFile` stands alone and can be read. `variable`: `passwordFromEnv` of the same login. */
+enum status kernel_password_file_check(const struct config *config, struct str path, struct str variable,
+                                       struct setting_place place, const char *field,
+                                       struct error *error) MUST_CHECK;
 /* HOST:PORT or [IPV6]:PORT, with a port that one can connect to. */
 bool kernel_address_is_good(struct str address);
 /* Checks what the file allows: addresses, files that are there, passwords of engines that are used. */

@@ -126,9 +126,10 @@ void kernel_identity_keep(struct http_request *request);
 
 /* ---- database settings, the same rows wherever a `postgres:` block stands ---- */
 struct kernel_postgres {
-    struct str name, url, username, password_env, schema;
+    struct str name, url, username, password_env, password_file, schema;
     int64_t connections_max, connect_timeout_ms, statement_timeout_ms, idle_timeout_ms;
     struct setting_place place, username_place, password_place; /* of jdbcUrl, username and passwordFromEnv */
+    struct setting_place password_file_place;
 };
 extern const struct setting_row kernel_postgres_rows[];
 /* A target for db_pool_create(); strings are borrowed from the settings and the environment. */

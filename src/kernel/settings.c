@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 
 #include "base/log.h"
+#include "base/secret.h"
 #include "kernel/engines.h"
 #include "kernel/kernel_inside.h"
 
@@ -165,6 +166,13 @@ static const struct setting_row postgres_pool_rows[] = {
     {.name = NULL},
 };
 
+#define PASSWORD_FILE_ROW                                                                                                  \
+    {                                                                                                                      \
+        "passwordFile", SETTING_STRING, PG_ROW(password_file),                                                             \
+            "File that holds the password. It is read for each connection, so that the next one uses a changed password.", \
+            "", .place_offset = 1 + offsetof(struct kernel_postgres, password_file_place)                                  \
+    }
+
 const struct setting_row kernel_postgres_rows[] = {
     {"name", SETTING_STRING, PG_ROW(name), "Name of this block, where there are several.", "main", 1, 64},
     {"jdbcUrl", SETTING_STRING, PG_ROW(url),
@@ -174,6 +182,7 @@ const struct setting_row kernel_postgres_rows[] = {
     {"passwordFromEnv", SETTING_STRING, PG_ROW(password_env),
      "Environment variable that holds the password; empty = from the URL.", "",
      .place_offset = 1 + offsetof(struct kernel_postgres, password_place)},
+    PASSWORD_FILE_ROW,
     {"schema", SETTING_STRING, PG_ROW(schema),
      "search_path of the dictionaries' SQL; empty = the server's default.", ""},
     {"connectTimeout", SETTING_DURATION_MS, PG_ROW(connect_timeout_ms),
@@ -193,6 +202,7 @@ static const struct setting_row store_rows[] = {
     {"passwordFromEnv", SETTING_STRING, PG_ROW(password_env),
      "Environment variable that holds the password; empty = from the URL.", "",
      .place_offset = 1 + offsetof(struct kernel_postgres, password_place)},
+    PASSWORD_FILE_ROW,
     {"connectTimeout", SETTING_DURATION_MS, PG_ROW(connect_timeout_ms),
      "Time limit for opening a connection.", "3s", 10, HOUR_MS},
     {"statementTimeout", SETTING_DURATION_MS, PG_ROW(statement_timeout_ms), "Time for a statement.", "5s", 10,
@@ -232,6 +242,7 @@ struct db_target kernel_postgres_target(const struct kernel_postgres *settings)
         .url = settings->url,
         .username = settings->username,
         .password = str_from(password),
+        .password_file = settings->password_file,
         .schema = settings->schema,
         .connections_max = (unsigned)settings->connections_max,
         .connect_timeout_ms = settings->connect_timeout_ms,
@@ -240,6 +251,22 @@ struct db_target kernel_postgres_target(const struct kernel_postgres *settings)
         .backoff_min_ms = 100,
         .backoff_max_ms = 2000,
     };
+}
+
+enum status kernel_password_file_check(const struct config *config, struct str path, struct str variable,
+                                       struct setting_place place, const char *field, struct error *error)
+{
+    struct error reason = {0};
+    struct secret password;
+
+    if (!path.len)
+        return STATUS_OK;
+    if (variable.len)
+        return config_error_at(config, place, field, error, "passwordFromEnv is set too: use one of them");
+    if (secret_read(&password, path.ptr, &reason) != STATUS_OK)
+        return config_error_at(config, place, field, error, "%s", reason.message);
+    secret_wipe(&password);
+    return STATUS_OK;
 }
 
 enum status kernel_postgres_check(const struct config *config, const struct kernel_postgres *settings,
@@ -253,6 +280,10 @@ enum status kernel_postgres_check(const struct config *config, const struct kern
         return config_error_at(config, settings->password_place, field, error,
                                "the environment variable %s is not set", settings->password_env.ptr);
     }
+    snprintf(field, sizeof field, "%s.passwordFile", block);
+    if (kernel_password_file_check(config, settings->password_file, settings->password_env,
+                                   settings->password_file_place, field, error) != STATUS_OK)
+        return STATUS_CONFIG;
     if (settings->url.len && db_target_check(&target, &reason) != STATUS_OK) {
         snprintf(field, sizeof field, "%s.jdbcUrl", block);
         return config_error_at(config, settings->place, field, error, "%s", reason.message);

@@ -50,10 +50,13 @@ bool kernel_store_find(struct config *config, const struct module *const *module
 enum status kernel_store_check(const struct config *config, struct error *error)
 {
     const struct kernel_postgres *own = config_section(config, "postgres");
-    if (!own->url.len && (own->username.len || own->password_env.len))
-        return config_error_at(config, own->username.len ? own->username_place : own->password_place,
+    if (!own->url.len && (own->username.len || own->password_env.len || own->password_file.len))
+        return config_error_at(config,
+                               own->username.len       ? own->username_place
+                               : own->password_env.len ? own->password_place
+                                                       : own->password_file_place,
                                "postgres.jdbcUrl", error,
-                               "is missing: username or passwordFromEnv is set, but not the server");
+                               "is missing: username or a password is set, but not the server");
     return kernel_postgres_check(config, own, "postgres", error);
 }
 

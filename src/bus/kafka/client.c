@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/secret.h"
 #include "bus/kafka/inside.h"
 
 #define LOG_EVERY_NS (10 * CLOCK_NS_PER_S)
@@ -56,6 +57,23 @@ static void on_log(const rd_kafka_t *rk, int level, const char *facility, const 
              LOG_INT("dropped", atomic_exchange(&kafka->log_dropped, 0)));
 }
 
+/* Since the password may have been rotated, a handle that has lost a broker or was refused logs in with what the file holds now. */
+static void renew_password(const struct kafka *kafka, rd_kafka_t *rk)
+{
+    const struct bus_security *security = &kafka->config.security;
+    struct secret password;
+    struct error error = {0};
+
+    if (!security->username || !security->password_file)
+        return;
+    if (secret_read(&password, security->password_file, &error) != STATUS_OK) {
+        log_warn("kafka_password_unreadable", LOG_CSTR("error", error.message));
+        return;
+    }
+    rd_kafka_error_destroy(rd_kafka_sasl_set_credentials(rk, security->username, password.text));
+    secret_wipe(&password);
+}
+
 static void on_error(rd_kafka_t *rk, int error, const char *reason, void *opaque)
 {
     struct kafka *kafka = kafka_of(rk);
@@ -64,6 +82,7 @@ static void on_error(rd_kafka_t *rk, int error, const char *reason, void *opaque
     (void)opaque;
     if (rd_kafka_type(rk) == RD_KAFKA_PRODUCER && error == RD_KAFKA_RESP_ERR__FATAL)
         atomic_store(&kafka->is_producer_broken, true);
+    renew_password(kafka, rk);
     pthread_mutex_lock(&kafka->lock);
     bus_kafka_upkeep_wake(kafka);
     pthread_mutex_unlock(&kafka->lock);
@@ -72,11 +91,26 @@ static void on_error(rd_kafka_t *rk, int error, const char *reason, void *opaque
 /* ---- handles ---- */
 
 /* A handle is opened for a try, since librdkafka checks certificates and mechanisms only then. */
+static enum status try_conf(const rd_kafka_conf_t *conf, struct error *error)
+{
+    char why[256];
+    rd_kafka_conf_t *copy = rd_kafka_conf_dup(conf);
+    rd_kafka_t *rk = rd_kafka_new(RD_KAFKA_CONSUMER, copy, why, sizeof why);
+
+    if (!rk) {
+        rd_kafka_conf_destroy(copy);
+        return error_set(error, STATUS_CONFIG, "kafka: %s", why);
+    }
+    rd_kafka_destroy(rk);
+    return STATUS_OK;
+}
+
 enum status bus_kafka_conf_create(const struct bus_kafka_config *config, rd_kafka_conf_t **out,
                                   struct error *error)
 {
     const struct bus_security *security = &config->security;
     const bool tls = security->tls, sasl = security->username != NULL;
+    struct secret password = {{0}};
     const struct kafka_setting settings[] = {
         {"bootstrap.servers", config->brokers},
         {"client.id", config->client_id ? config->client_id : "freshet"},
@@ -90,7 +124,7 @@ enum status bus_kafka_conf_create(const struct bus_kafka_config *config, rd_kafk
         {"ssl.key.location", tls ? security->key_file : NULL},
         {"sasl.mechanisms", sasl ? (security->mechanism ? security->mechanism : "PLAIN") : NULL},
         {"sasl.username", security->username},
-        {"sasl.password", sasl ? (security->password ? security->password : "") : NULL},
+        {"sasl.password", sasl ? (security->password ? security->password : password.text) : NULL},
         /* a broker that is dead, frozen or half-open is noticed within seconds; reconnects every second */
         {"socket.timeout.ms", "10000"},
         {"socket.connection.setup.timeout.ms", "5000"},
@@ -102,24 +136,19 @@ enum status bus_kafka_conf_create(const struct bus_kafka_config *config, rd_kafk
         {"log_level", "5"},
         {NULL, NULL},
     };
-    char why[256];
 
     *out = NULL;
     if (!config->brokers || !config->brokers[0])
         return error_set(error, STATUS_CONFIG, "kafka: no brokers are named");
+    if (sasl && security->password_file &&
+        secret_read(&password, security->password_file, error) != STATUS_OK)
+        return STATUS_CONFIG;
     rd_kafka_conf_t *conf = rd_kafka_conf_new();
     rd_kafka_conf_set_log_cb(conf, on_log);
     enum status status = set_all(conf, settings, error);
-    if (status == STATUS_OK) {
-        rd_kafka_conf_t *copy = rd_kafka_conf_dup(conf);
-        rd_kafka_t *rk = rd_kafka_new(RD_KAFKA_CONSUMER, copy, why, sizeof why);
-        if (!rk) {
-            rd_kafka_conf_destroy(copy);
-            status = error_set(error, STATUS_CONFIG, "kafka: %s", why);
-        } else {
-            rd_kafka_destroy(rk);
-        }
-    }
+    secret_wipe(&password);
+    if (status == STATUS_OK)
+        status = try_conf(conf, error);
     if (status == STATUS_OK)
         *out = conf;
     else
@@ -146,7 +175,9 @@ rd_kafka_t *bus_kafka_client_open(struct kafka *kafka, rd_kafka_type_t type,
     if (!rk) {
         rd_kafka_conf_destroy(conf);
         log_error("kafka_client_failed", LOG_CSTR("error", error.message[0] ? error.message : why));
+        return NULL;
     }
+    renew_password(kafka, rk); /* the one in conf is of the start */
     return rk;
 }
 

@@ -128,6 +128,8 @@ static void kafka_destroy(struct bus *bus)
     if (kafka->conf)
         rd_kafka_conf_destroy(kafka->conf);
     free((char *)kafka->config.brokers);
+    free((char *)kafka->config.security.username);
+    free((char *)kafka->config.security.password_file);
     free(kafka->topics);
     pthread_cond_destroy(&kafka->changed);
     pthread_mutex_destroy(&kafka->lock);
@@ -160,6 +162,9 @@ enum status bus_kafka_create(const struct bus_kafka_config *config, struct bus *
         .loop = config->loop,
         .workers = config->workers,
         .brokers = str_dup(str_from(config->brokers)),
+        .security.username = config->security.username ? str_dup(str_from(config->security.username)) : NULL,
+        .security.password_file =
+            config->security.password_file ? str_dup(str_from(config->security.password_file)) : NULL,
         .replication = config->replication,
         .handler_ms = config->handler_ms ? config->handler_ms : HANDLER_MS,
         .session_ms = config->session_ms ? config->session_ms : SESSION_MS,

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/secret.h"
 #include "bus/nats/inside.h"
 
 enum {
@@ -147,7 +148,7 @@ enum status bus_nats_options_create(struct nats *nats, const struct bus_nats_con
         ALSO(natsOptions_LoadCATrustedCertificates(options, security->ca_file));
     if (security->certificate_file)
         ALSO(natsOptions_LoadCertificatesChain(options, security->certificate_file, security->key_file));
-    if (security->username)
+    if (security->username && !security->password_file)
         ALSO(natsOptions_SetUserInfo(options, security->username,
                                      security->password ? security->password : ""));
     if (security->credentials_file)
@@ -176,6 +177,25 @@ enum status bus_nats_options_create(struct nats *nats, const struct bus_nats_con
 }
 
 #undef ALSO
+
+/* Before each connection: the password may have been rotated. */
+static enum status set_password_from_file(struct nats *nats, struct error *error)
+{
+    const struct bus_security *security = &nats->config.security;
+    struct secret password;
+    natsStatus set = NATS_OK;
+
+    if (!security->password_file)
+        return STATUS_OK;
+    enum status status = secret_read(&password, security->password_file, error);
+    if (status == STATUS_OK && !can_be_sent(password.text))
+        status = error_set(error, STATUS_CONFIG, "quotes and backslashes are not allowed in the password");
+    if (status == STATUS_OK)
+        set = natsOptions_SetUserInfo(nats->options, security->username ? security->username : "",
+                                      password.text);
+    secret_wipe(&password);
+    return set == NATS_OK ? status : error_set(error, STATUS_INTERNAL, "%s", natsStatus_GetText(set));
+}
 
 /* ---- subscriptions ---- */
 
@@ -263,16 +283,20 @@ bool bus_nats_connect(struct nats *nats)
     jsCtx *js = NULL;
     jsOptions options;
     natsInbox *inbox = NULL;
+    struct error error = {0};
 
     pthread_mutex_lock(&nats->lock);
     bool is_needed = !nats->connection || nats->is_closed;
     bool is_due = is_needed && clock_mono_ns() >= nats->connect_ns;
-    if (is_due)
+    bool is_allowed = is_due && set_password_from_file(nats, &error) == STATUS_OK;
+    if (is_allowed)
         nats->is_closed = false;
     pthread_mutex_unlock(&nats->lock);
     if (!is_due)
         return !is_needed && atomic_load(&nats->bus.is_up);
     nats->connect_ns = clock_deadline_ms(RECONNECT_MAX_MS);
+    if (!is_allowed)
+        return connect_failed(nats, error.message);
     natsStatus opened = natsConnection_Connect(&connection, nats->options);
     if (opened != NATS_OK && opened != NATS_NOT_YET_CONNECTED)
         return connect_failed(nats, natsStatus_GetText(opened));

@@ -252,6 +252,8 @@ static void nats_destroy(struct bus *bus)
     db_pool_destroy(nats->pool);
     free(nats->topics);
     free((char *)nats->config.servers);
+    free((char *)nats->config.security.username);
+    free((char *)nats->config.security.password_file);
     free((char *)nats->config.advisory_stream);
     free((char *)nats->config.terminated_stream);
     pthread_cond_destroy(&nats->changed);
@@ -289,6 +291,8 @@ enum status bus_nats_create(const struct bus_nats_config *config, struct bus **o
         .loop = config->loop,
         .workers = config->workers,
         .servers = copy_text(config->servers),
+        .security.username = copy_text(config->security.username),
+        .security.password_file = copy_text(config->security.password_file),
         .advisory_stream = copy_text(config->advisory_stream),
         .terminated_stream = copy_text(config->terminated_stream),
         .replicas = config->replicas ? config->replicas : 1,

@@ -116,7 +116,7 @@ struct ssl_st;
 /* The same for all links of a driver. */
 struct redis_access {
     struct ssl_ctx_st *tls; /* NULL = without */
-    char *username, *password;
+    char *username, *password, *password_file;
     size_t reply_bytes_max;
 };
 enum status redis_access_init(struct redis_access *access, const struct bus_security *security,

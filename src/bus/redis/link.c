@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/memory.h"
+#include "base/secret.h"
 
 enum {
     READ_BYTES = 65536,
@@ -39,6 +40,7 @@ enum status redis_access_init(struct redis_access *access, const struct bus_secu
     *access = (struct redis_access){.reply_bytes_max = reply_bytes_max};
     access->username = security->username ? str_dup(str_from(security->username)) : NULL;
     access->password = security->password ? str_dup(str_from(security->password)) : NULL;
+    access->password_file = security->password_file ? str_dup(str_from(security->password_file)) : NULL;
     if (!security->tls)
         return STATUS_OK;
     SSL_CTX *tls = access->tls = SSL_CTX_new(TLS_client_method());
@@ -64,6 +66,7 @@ void redis_access_deinit(struct redis_access *access)
     if (access->password)
         explicit_bzero(access->password, strlen(access->password));
     free(access->password);
+    free(access->password_file);
     *access = (struct redis_access){0};
 }
 
@@ -224,19 +227,34 @@ static void link_read(struct redis_link *link)
 
 /* ---- opening ---- */
 
+static void put_auth(const struct redis_access *access, const char *password, struct buf *out)
+{
+    struct str auth[] = {STR("AUTH"), str_from(access->username), str_from(password)};
+
+    if (!access->username)
+        auth[1] = auth[2];
+    redis_command_put(out, auth, access->username ? 3 : 2);
+}
+
 static void link_established(struct redis_link *link)
 {
     const struct redis_access *access = link->access;
     struct buf first = {0};
+    struct secret password;
+    struct error error = {0};
 
-    link->state = access->password ? REDIS_LINK_AUTHENTICATING : REDIS_LINK_OPEN;
-    link->was_open = true;
-    if (access->password) {
-        struct str auth[] = {STR("AUTH"), str_from(access->username), str_from(access->password)};
-        if (!access->username)
-            auth[1] = auth[2];
-        redis_command_put(&first, auth, access->username ? 3 : 2);
+    if (access->password_file) {
+        if (secret_read(&password, access->password_file, &error) != STATUS_OK) {
+            link_fail(link, &error);
+            return;
+        }
+        put_auth(access, password.text, &first);
+        secret_wipe(&password);
+    } else if (access->password) {
+        put_auth(access, access->password, &first);
     }
+    link->state = buf_len(&first) ? REDIS_LINK_AUTHENTICATING : REDIS_LINK_OPEN;
+    link->was_open = true;
     buf_put_str(&first, buf_str(&link->out)); /* commands that were buffered meanwhile */
     buf_deinit(&link->out);
     link->out = first;

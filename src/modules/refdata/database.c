@@ -17,8 +17,8 @@ enum {
 uint64_t refdata_database_fingerprint(const struct kernel_postgres *settings)
 {
     struct buf text = {0};
-    const struct str parts[] = {settings->name, settings->url, settings->username, settings->password_env,
-                                settings->schema};
+    const struct str parts[] = {settings->name,         settings->url,           settings->username,
+                                settings->password_env, settings->password_file, settings->schema};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         buf_printf(&text, "%zu:%.*s,", parts[i].len, STR_ARG(parts[i]));
     buf_printf(&text, "%lld %lld %lld %lld", (long long)settings->connections_max,

@@ -21,9 +21,9 @@
 #include <unistd.h>
 
 static struct {
-    char directory[64], brokers[64];
+    char directory[64], brokers[64], login_brokers[64];
     const char *jars;
-    unsigned broker_port, controller_port, proxy_port;
+    unsigned broker_port, controller_port, login_port, proxy_port;
     pid_t broker, proxy;
     rd_kafka_t *mock_owner;
     rd_kafka_mock_cluster_t *mock;
@@ -175,27 +175,40 @@ static void write_file(const char *name, const char *text)
         die("cannot write the broker's files");
 }
 
-static void write_settings(void)
+static void make_data(void)
 {
-    char text[2048], data[96];
+    char data[96];
 
     snprintf(data, sizeof data, "%s/data", fixture.directory);
     if (mkdir(data, 0700) != 0)
         die("no data directory");
     write_file("data/meta.properties", "version=1\nnode.id=1\ncluster.id=ZnJlc2hldC10ZXN0cy0wMQ\n");
-    snprintf(text, sizeof text,
-             "process.roles=broker,controller\nnode.id=1\ncontroller.quorum.voters=1@127.0.0.1:%u\n"
-             "listeners=PLAINTEXT://127.0.0.1:%u,CONTROLLER://127.0.0.1:%u\n"
-             "advertised.listeners=PLAINTEXT://127.0.0.1:%u\ncontroller.listener.names=CONTROLLER\n"
-             "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\nlog.dirs=%s\n"
-             "offsets.topic.replication.factor=1\noffsets.topic.num.partitions=1\n"
-             "transaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\n"
-             "group.initial.rebalance.delay.ms=0\nnum.partitions=7\nlog.retention.check.interval.ms=500\n"
-             "group.min.session.timeout.ms=1000\nlog.cleaner.enable=false\nauto.create.topics.enable=false\n"
-             /* after a kill it is taken back without waiting for its former self's session to end */
-             "broker.session.timeout.ms=1000\nbroker.heartbeat.interval.ms=200\n"
-             "controller.quorum.election.timeout.ms=200\ncontroller.quorum.election.backoff.max.ms=100\n",
-             fixture.controller_port, fixture.broker_port, fixture.controller_port, fixture.proxy_port, data);
+}
+
+void kafka_fixture_set_password(const char *password)
+{
+    char text[4096];
+
+    snprintf(
+        text, sizeof text,
+        "process.roles=broker,controller\nnode.id=1\ncontroller.quorum.voters=1@127.0.0.1:%u\n"
+        "listeners=PLAINTEXT://127.0.0.1:%u,CONTROLLER://127.0.0.1:%u,LOGIN://127.0.0.1:%u\n"
+        "advertised.listeners=PLAINTEXT://127.0.0.1:%u,LOGIN://127.0.0.1:%u\n"
+        "controller.listener.names=CONTROLLER\ninter.broker.listener.name=PLAINTEXT\n"
+        "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT\n"
+        "sasl.enabled.mechanisms=PLAIN\n"
+        "listener.name.login.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule"
+        " required user_freshet=\"%s\";\n"
+        "log.dirs=%s/data\n"
+        "offsets.topic.replication.factor=1\noffsets.topic.num.partitions=1\n"
+        "transaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\n"
+        "group.initial.rebalance.delay.ms=0\nnum.partitions=7\nlog.retention.check.interval.ms=500\n"
+        "group.min.session.timeout.ms=1000\nlog.cleaner.enable=false\nauto.create.topics.enable=false\n"
+        /* after a kill it is taken back without waiting for its former self's session to end */
+        "broker.session.timeout.ms=1000\nbroker.heartbeat.interval.ms=200\n"
+        "controller.quorum.election.timeout.ms=200\ncontroller.quorum.election.backoff.max.ms=100\n",
+        fixture.controller_port, fixture.broker_port, fixture.controller_port, fixture.login_port,
+        fixture.proxy_port, fixture.login_port, password, fixture.directory);
     write_file("server.properties", text);
 }
 
@@ -249,10 +262,13 @@ static void start_broker(void)
         die("no temporary directory");
     fixture.broker_port = free_port();
     fixture.controller_port = free_port();
+    fixture.login_port = free_port();
     start_proxy();
-    write_settings();
+    make_data();
+    kafka_fixture_set_password("sesame");
     kafka_fixture_resume();
     snprintf(fixture.brokers, sizeof fixture.brokers, "127.0.0.1:%u", fixture.proxy_port);
+    snprintf(fixture.login_brokers, sizeof fixture.login_brokers, "127.0.0.1:%u", fixture.login_port);
 }
 
 /* ---- the mock ---- */
@@ -341,6 +357,11 @@ void kafka_fixture_stop(void)
 bool kafka_fixture_is_real(void)
 {
     return fixture.mock == NULL;
+}
+
+const char *kafka_fixture_login_brokers(void)
+{
+    return fixture.login_brokers;
 }
 
 const char *kafka_fixture_brokers(void)

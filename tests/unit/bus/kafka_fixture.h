@@ -11,6 +11,9 @@ void kafka_fixture_start(void); /* exits with a message when it cannot; before a
 void kafka_fixture_stop(void);  /* also removes its directory */
 bool kafka_fixture_is_real(void);
 const char *kafka_fixture_brokers(void);
+/* The broker's only: another listener, which asks for the user freshet with a password (PLAIN), "sesame" at first. */
+const char *kafka_fixture_login_brokers(void);
+void kafka_fixture_set_password(const char *password); /* from the next kafka_fixture_resume() on */
 
 void kafka_fixture_cut(void);
 void kafka_fixture_halt(void);   /* as if the machine had lost power */

@@ -4,6 +4,8 @@
 
 #include <librdkafka/rdkafka.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "bus/bus_kafka.h"
@@ -118,6 +120,61 @@ static void test_nobody_there_is_no_reason_to_wait_for_ever(void **state)
     recorder_deinit(&recorder);
 }
 
+/* ---- passwords ---- */
+
+static void write_password(const char *path, const char *password)
+{
+    FILE *file = fopen(path, "w");
+
+    assert_non_null(file);
+    fprintf(file, "%s\n", password);
+    fclose(file);
+}
+
+/* The broker has a new password first, the file later. Producer and consumer log in again with what the file holds then. */
+static void test_a_rotated_password_is_read_from_its_file(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "rotated", .partitions = 1};
+    struct bus_message message = {.topic = STR("rotated"), .key = STR("k"), .payload = STR("1")};
+    char path[] = "/tmp/freshet-kafka-password-XXXXXX";
+    struct recorder recorder;
+    struct process process = {.loop = loop_create(0, 0), .workers = worker_pool_create("bus", 4, 100)};
+    struct db_target where = pg_fixture_target();
+    const struct bus_kafka_config config = {
+        .loop = process.loop,
+        .workers = process.workers,
+        .brokers = kafka_fixture_login_brokers(),
+        .security = {.username = "freshet", .password_file = path},
+        .target = &where,
+        .topics = &topic,
+        .topic_count = 1,
+        .session_ms = 2000,
+    };
+    close(mkstemp(path));
+    write_password(path, "sesame");
+    recorder_init(&recorder);
+    assert_int_equal(bus_kafka_create(&config, &process.bus, NULL), STATUS_OK);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "rotated"});
+    process_start(&process);
+    await_ready(&recorder);
+    publish(&process, "rotated", "k", 1);
+    bool came = recorder_await_committed(&recorder, 1);
+    kafka_fixture_halt();
+    kafka_fixture_set_password("mustard");
+    kafka_fixture_resume();
+    enum status refused = bus_publish(process.bus, &message, 1, clock_deadline_ms(4000), NULL);
+    write_password(path, "mustard");
+    publish_until_accepted(&process, "rotated", "k", 2);
+    bool came_again = recorder_await_committed(&recorder, 2);
+    process_close(&process);
+    unlink(path);
+    assert_true(came);
+    assert_int_not_equal(refused, STATUS_OK);
+    assert_true(came_again);
+    recorder_deinit(&recorder);
+}
+
 /* ---- configuration ---- */
 
 static void test_what_makes_no_sense_is_refused(void **state)
@@ -182,6 +239,7 @@ static int run_own(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_another_number_of_partitions_is_refused),
         cmocka_unit_test(test_a_broken_producer_is_made_anew),
+        cmocka_unit_test(test_a_rotated_password_is_read_from_its_file),
         cmocka_unit_test(test_nobody_there_is_no_reason_to_wait_for_ever),
         cmocka_unit_test(test_what_makes_no_sense_is_refused),
         cmocka_unit_test(test_a_bus_never_started_can_be_destroyed),

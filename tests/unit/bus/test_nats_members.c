@@ -329,6 +329,42 @@ static void test_a_password_that_is_taken_again(void **state)
     assert_int_not_equal(refused, STATUS_OK);
 }
 
+static void write_password(const char *path, const char *password)
+{
+    FILE *file = fopen(path, "w");
+
+    assert_non_null(file);
+    fprintf(file, "%s\n", password);
+    fclose(file);
+}
+
+/* Rotation: the server has a new password first, the file later. Only a program that reads the file again is let in. */
+static void test_a_rotated_password_is_read_from_its_file(void **state)
+{
+    (void)state;
+    struct process process;
+    char path[] = "/tmp/freshet-nats-password-XXXXXX";
+    close(mkstemp(path));
+    write_password(path, "sesame");
+    nats_fixture_start("authorization { user: freshet, password: sesame }");
+    nats_next_security = (struct bus_security){.username = "freshet", .password_file = path};
+    nats_open_with(&process, topics, 1);
+    process_start(&process);
+    publish(&process, "death", "k", 1);
+    nats_fixture_halt();
+    nats_fixture_configure("authorization { user: freshet, password: mustard }");
+    nats_fixture_resume();
+    struct bus_message message = {.topic = STR("death"), .key = STR("k"), .payload = STR("1")};
+    enum status refused = bus_publish(process.bus, &message, 1, clock_deadline_ms(1500), NULL);
+    write_password(path, "mustard");
+    publish(&process, "death", "k", 2);
+    process_close(&process);
+    nats_next_security = (struct bus_security){0};
+    nats_fixture_stop();
+    unlink(path);
+    assert_int_not_equal(refused, STATUS_OK);
+}
+
 /* Nothing has expired: leases last for 20 minutes, on a server that has no others. */
 static void test_what_a_killed_member_had_does_not_wait_for_its_lease(void **state)
 {
@@ -381,6 +417,7 @@ int nats_run_security(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tls_and_password),
         cmocka_unit_test(test_a_password_that_is_taken_again),
+        cmocka_unit_test(test_a_rotated_password_is_read_from_its_file),
         cmocka_unit_test(test_what_a_killed_member_had_does_not_wait_for_its_lease),
         cmocka_unit_test(test_a_member_that_was_first_heard_of_by_its_lease_is_asked_too),
     };

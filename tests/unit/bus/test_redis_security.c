@@ -106,10 +106,62 @@ static void test_tls_and_password(void **state)
     rmdir(directory);
 }
 
+static void write_password(const char *path, const char *password)
+{
+    FILE *out = fopen(path, "w");
+
+    assert_non_null(out);
+    fprintf(out, "%s\n", password);
+    fclose(out);
+}
+
+/* One bus, whose connections end while the password changes: it logs in with what the file holds then. */
+static void test_a_rotated_password_is_read_from_its_file(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "secret", .partitions = 1};
+    struct bus_message message = {.topic = STR("secret"), .key = STR("k"), .payload = STR("1")};
+    struct process process;
+    struct bus_redis_config before = redis_next;
+    char path[] = "/tmp/freshet-redis-password-XXXXXX", plain[32];
+    struct error error = {0};
+    close(mkstemp(path));
+    write_password(path, "sesame");
+    redis_fixture_start_single(NULL);
+    redis_fixture_ask(0, "ACL SETUSER freshet on >sesame ~* &* +@all");
+    snprintf(plain, sizeof plain, "127.0.0.1:%u", redis_fixture_port(0));
+    redis_next = (struct bus_redis_config){
+        .nodes = &(const char *){plain},
+        .node_count = 1,
+        .security = {.username = "freshet", .password_file = path},
+    };
+    redis_open_with(&process, &topic);
+    redis_next = before;
+    process_start(&process);
+    enum status first = bus_publish(process.bus, &message, 1, clock_deadline_ms(PATIENCE_MS), &error);
+    redis_fixture_ask(0, "ACL SETUSER freshet <sesame >mustard");
+    redis_fixture_ask(0, "CLIENT KILL USER freshet");
+    enum status refused = bus_publish(process.bus, &message, 1, clock_deadline_ms(1500), &error);
+    char reason[sizeof error.message];
+    memcpy(reason, error.message, sizeof reason);
+    write_password(path, "mustard");
+    enum status rotated = STATUS_UNAVAILABLE;
+    for (int64_t end = clock_deadline_ms(PATIENCE_MS); rotated != STATUS_OK && clock_mono_ns() < end;)
+        rotated = bus_publish(process.bus, &message, 1, clock_deadline_ms(1000), &error);
+    process_close(&process);
+    redis_fixture_stop();
+    unlink(path);
+    assert_int_equal(first, STATUS_OK);
+    assert_int_not_equal(refused, STATUS_OK);
+    assert_null(strstr(reason, "sesame"));
+    assert_int_equal(rotated, STATUS_OK);
+}
+
 int redis_run_security(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tls_and_password),
+        cmocka_unit_test(test_a_rotated_password_is_read_from_its_file),
     };
     return cmocka_run_group_tests_name("redis security", tests, NULL, NULL);
 }
