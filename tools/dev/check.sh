@@ -258,6 +258,16 @@ test_cost() {
     test_pytest cost release cost -n 2 --dist loadfile
 }
 
+# The chart. Whole when it is named; among all tests what needs neither Helm nor a network.
+test_deploy() {
+    if [ "$TEST_ALL" = 1 ]; then
+        test_pytest deploy debug deploy -m "not whole"
+        return
+    fi
+    [ "$TEST_AGAIN" = 1 ] || deploy_fetch
+    test_pytest deploy debug deploy
+}
+
 # The servers' data lie in memory where there is plenty: tests create databases by the hundred, and on a disk most of that is
 # time of the file system. What tests write themselves stays on the disk, to be looked at.
 test_folder() {
@@ -313,6 +323,7 @@ test_lanes() {
     test_system_tsan
     test_engines
     test_cost
+    test_deploy
     wait "$lane" || test_add "the second lane" 0 1
     cat "$VAR/test/lane" >&2
 }
@@ -327,7 +338,7 @@ test_again() { # SUITE…
     fi
     TEST_AGAIN=1
     for suite in "$@"; do
-        case $suite in unit | system | engines | fault | greedy | upgrade | cost) "test_$suite" ;; esac
+        case $suite in unit | system | engines | fault | greedy | upgrade | cost | deploy) "test_$suite" ;; esac
     done
     TEST_AGAIN=0
 }
@@ -352,9 +363,9 @@ test_command() {
     local suite
     for suite in "$@"; do
         case $suite in
-        unit | system | engines | fault | greedy | upgrade | fuzz | cost) ;;
+        unit | system | engines | fault | greedy | upgrade | fuzz | cost | deploy) ;;
         failover | browser) misuse "there are no $suite tests yet" ;;
-        *) misuse "no suite '$suite'; there are: unit system engines fault greedy upgrade fuzz cost" ;;
+        *) misuse "no suite '$suite'; there are: unit system engines fault greedy upgrade fuzz cost deploy" ;;
         esac
     done
     packages_ensure run test engines clients cost
@@ -374,7 +385,7 @@ test_command() {
     if [ $# -eq 0 ]; then
         TEST_ALL=1
         test_lanes
-        set -- unit fault greedy upgrade system engines cost
+        set -- unit fault greedy upgrade system engines cost deploy
     else
         for suite in "$@"; do
             "test_$suite"
