@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "system"))
 
-from lib.fixtures import root  # noqa: E402,F401 pylint: disable=wrong-import-position,unused-import
+from lib.fixtures import *  # noqa: E402,F401,F403 pylint: disable=wrong-import-position
 
 from chart import Chart  # noqa: E402 pylint: disable=wrong-import-position
 from schemas import Schemas  # noqa: E402 pylint: disable=wrong-import-position
