@@ -11,7 +11,7 @@ pytestmark = pytest.mark.whole
 # Further ways to render an example: everything that an option turns on has to be valid too.
 VARIANTS = {
     "development": [(), ("--set", "migration.enabled=true"), ("--set", "restartOnConfigChange=true")],
-    "production": [(), ("--set", "lifecycle.drainDelaySeconds=5", "--set", "lifecycle.preStopSeconds=0"), ("--set", "secrets.mode=env"), ("--set", "mode=all"), ("--set", "roles.adapter.enabled=true"),
+    "production": [(), ("--set", "istio.enabled=false", "--set", "tls.existingSecret=t", "--set", "tls.clientCa=true"), ("--set", "lifecycle.drainDelaySeconds=5", "--set", "lifecycle.preStopSeconds=0"), ("--set", "secrets.mode=env"), ("--set", "mode=all"), ("--set", "roles.adapter.enabled=true"),
                    ("--set", "istio.enabled=false"), ("--set", "istio.mode=ambient"), ("--set", "prometheusRule.enabled=true"),
                    ("--set", "istio.principals={cluster.local/ns/a/sa/b}", "--set", "istio.certificateClients={cluster.local/ns/c/sa/d}"),
                    ("--set", "roles.query.runs={query,command}", "--set", "roles.command.enabled=false")],
@@ -195,6 +195,22 @@ def test_the_migration_runs_before_the_pods(chart):
         labels = job["spec"]["template"]["metadata"]["labels"]
         assert not [where for where, service in chart.of_kind("production", "Service", *more).items()
                     if service["spec"]["selector"].items() <= labels.items()], "a Service would send requests to the Job"
+
+
+def test_tls_is_used_by_whoever_asks_the_pods(chart):
+    more = ("--set", "istio.enabled=false", "--set", "tls.existingSecret=freshet-tls")
+    config = yaml.safe_load(chart.of_kind("production", "ConfigMap", *more)["freshet"]["data"]["freshet.yaml"])["http"]["tls"]
+    for each in chart.of_kind("production", "Deployment", *more).values():
+        spec = each["spec"]["template"]["spec"]
+        container, = spec["containers"]
+        mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert config == {"certFile": mounted["tls"] + "/tls.crt", "keyFile": mounted["tls"] + "/tls.key"}
+        assert [volume["secret"]["secretName"] for volume in spec["volumes"] if volume["name"] == "tls"] == ["freshet-tls"]
+        assert all(container[probe]["httpGet"]["scheme"] == "HTTPS" for probe in ("startupProbe", "livenessProbe", "readinessProbe"))
+    monitor, = chart.of_kind("production", "ServiceMonitor", *more).values()
+    assert monitor["spec"]["endpoints"][0]["scheme"] == "https"
+    refused = chart.template(VALUES["production"], "--set", "tls.existingSecret=freshet-tls")
+    assert refused.returncode != 0 and "not both" in refused.stderr
 
 
 def test_the_network_policy_opens_the_ports_that_are_configured(chart):

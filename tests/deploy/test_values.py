@@ -119,6 +119,13 @@ def test_values_for_2m_reads_are_what_the_plan_prints():
         each["pods"] * each["postgres_connections"] for each in plan["roles"].values())
 
 
+def test_the_chart_carries_the_rules_of_prometheus():
+    """P3: `ln -s ../../../prometheus/freshet.rules.yml deploy/helm/freshet/files/`, where deploy/prometheus has them."""
+    rules, carried = ROOT / "deploy/prometheus/freshet.rules.yml", FOLDER / "files/freshet.rules.yml"
+    assert rules.exists() == carried.exists()
+    assert not rules.exists() or rules.read_text(encoding="utf-8") == carried.read_text(encoding="utf-8")
+
+
 def test_every_yaml_file_of_deploy_is_well_formed():
     found = [path for path in sorted((ROOT / "deploy").rglob("*.y*ml")) if "templates" not in path.parts]
     assert found

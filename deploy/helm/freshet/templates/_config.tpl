@@ -13,6 +13,15 @@ http:
   drainDelay: {{ .Values.lifecycle.drainDelaySeconds }}s
   {{- end }}
   stopTimeout: {{ .Values.lifecycle.stopTimeoutSeconds }}s
+  {{- if .Values.tls.existingSecret }}
+  {{- if .Values.istio.enabled }}{{ fail "tls.existingSecret and istio.enabled: one of them encrypts, not both" }}{{ end }}
+  tls:
+    certFile: /etc/freshet/tls/tls.crt
+    keyFile: /etc/freshet/tls/tls.key
+    {{- if .Values.tls.clientCa }}
+    clientCaFile: /etc/freshet/tls/ca.crt
+    {{- end }}
+  {{- end }}
 limits:
   memory: ${FRESHET_MEMORY:0}
 auth:
@@ -115,6 +124,12 @@ caFile: /etc/freshet/ca/ca.crt
         path: password
 {{- end }}
 {{- end }}
+{{- with $root.Values.tls.existingSecret }}
+- name: tls
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
 {{- with $root.Values.ca.existingConfigMap }}
 - name: ca
   configMap:
@@ -132,6 +147,11 @@ caFile: /etc/freshet/ca/ca.crt
   mountPath: /etc/freshet/secrets/{{ $block }}
   readOnly: true
 {{- end }}
+{{- end }}
+{{- if .Values.tls.existingSecret }}
+- name: tls
+  mountPath: /etc/freshet/tls
+  readOnly: true
 {{- end }}
 {{- with .Values.ca.existingConfigMap }}
 - name: ca
