@@ -4,9 +4,18 @@
 #ifndef FRESHET_APP_COMMANDS_H
 #define FRESHET_APP_COMMANDS_H
 
+#include "app/options.h"
 #include "kernel/kernel.h"
 
 extern const struct module *const app_modules[]; /* NULL-terminated: modules.c */
+
+struct command {
+    const char *name, *summary; /* NULL ends a table */
+    int (*run)(int argc, char **argv);
+};
+extern const struct command app_commands[]; /* main.c */
+/* Gives the help of every command to `print`. */
+void app_each_help(option_help_fn *print, void *context);
 
 int app_token(int argc, char **argv);
 int app_get(int argc, char **argv);
@@ -19,15 +28,22 @@ int app_outbox(int argc, char **argv);
 int app_dlq(int argc, char **argv);
 int app_verify(int argc, char **argv);
 int app_plan(int argc, char **argv);
+int app_manual(int argc, char **argv);
+int app_completion(int argc, char **argv);
+void app_version_print(void); /* `freshet --version` */
 
-/* --config, else $FRESHET_CONFIG, else the default. */
+/* --config, else $FRESHET_CONFIG, else APP_CONFIG_FILE where there is one, else APP_CONFIG_FILE_HERE. */
+#define APP_CONFIG_FILE "/etc/freshet/freshet.yaml"
+#define APP_CONFIG_FILE_HERE "config/freshet.yaml"
 const char *app_config_path(const char *given);
 /* That file, loaded and checked; NULL: its mistakes are printed. */
 struct config *app_config_load(const char *given);
-#define APP_CONFIG_ROW(config)                                                                            \
-    {                                                                                                     \
-        "--config", "FILE", "the configuration file (default $FRESHET_CONFIG, else config/freshet.yaml)", \
-            .into = &(config)                                                                             \
+#define APP_CONFIG_ROW(config)                                                       \
+    {                                                                                \
+        "--config", "FILE",                                                          \
+            "the configuration file (default $FRESHET_CONFIG, else " APP_CONFIG_FILE \
+            ", else " APP_CONFIG_FILE_HERE ")",                                      \
+            .into = &(config)                                                        \
     }
 
 /* A development token, signed with the key in `key`, whose public half goes to `jwks`; NULL = those in

@@ -153,9 +153,9 @@ int app_dlq(int argc, char **argv)
     };
     const struct option_row rows[] = {
         {"--status", "STATUS", "list: dead (default), requeue, publishing, requeued, discarded or any",
-         .into = &command.status},
+         .into = &command.status, .choices = "dead requeue publishing requeued discarded any"},
         {"--kind", "KIND", "only these: terminated and max_deliver are messages, delivery is a webhook call",
-         .into = &command.kind},
+         .into = &command.kind, .choices = "terminated max_deliver delivery"},
         {"--reason", "TEXT", "only those whose reason contains this text", .into = &command.reason},
         {"--tenant", "NAME", "only those of this tenant", .into = &command.tenant},
         {"--note", "TEXT", "a reason for the change, for the audit", .into = &command.note},

@@ -381,7 +381,8 @@ int app_load(int argc, char **argv)
                         .wait_ms = 600000,
                         .plan = {.chunk_items = 10000, .chunk_bytes = 4194304, .revision = INT64_MIN}};
     const struct option_row rows[] = {
-        {"--format", "NAME", "ndjson or csv (default: by the name of the file)", .into = &load.format},
+        {"--format", "NAME", "ndjson or csv (default: by the name of the file)", .into = &load.format,
+         .choices = "ndjson csv"},
         {"--key-column", "NAME", "the CSV column that is the key (default: the first)",
          .into = &load.file.key_column},
         {"--yes", NULL, "clear the dictionary when the file has no items", .flag = &load.yes},

@@ -14,7 +14,9 @@ const char *app_config_path(const char *given)
     const char *from_environment = getenv("FRESHET_CONFIG");
     if (given)
         return given;
-    return from_environment && *from_environment ? from_environment : "config/freshet.yaml";
+    if (from_environment && *from_environment)
+        return from_environment;
+    return access(APP_CONFIG_FILE, F_OK) == 0 ? APP_CONFIG_FILE : APP_CONFIG_FILE_HERE;
 }
 
 struct config *app_config_load(const char *given)
@@ -23,12 +25,23 @@ struct config *app_config_load(const char *given)
         &(struct kernel_options){.config_path = app_config_path(given), .modules = app_modules});
 }
 
+/* All roles, separated by spaces. */
+static const char *role_names(void)
+{
+    static char names[1024];
+    size_t len = 0;
+    for (const struct module *const *module = app_modules; *module; module++)
+        for (const char *const *role = (*module)->roles; *role && len < sizeof names; role++)
+            len += (size_t)snprintf(names + len, sizeof names - len, "%s%s", len ? " " : "", *role);
+    return names;
+}
+
 static int app_serve(int argc, char **argv)
 {
     const char *config = NULL, *roles = NULL, *listen = NULL;
     const struct option_row rows[] = {
         APP_CONFIG_ROW(config),
-        {"--roles", "A,B", "run only these roles (default: all)", .into = &roles},
+        {"--roles", "A,B", "run only these roles (default: all)", .into = &roles, .choices = role_names()},
         {"--listen", "HOST:PORT", "listen here instead of at http.listen", .into = &listen},
         {.name = NULL},
     };
@@ -126,10 +139,7 @@ static int app_config(int argc, char **argv)
     return 0;
 }
 
-static const struct command {
-    const char *name, *summary;
-    int (*run)(int argc, char **argv);
-} commands[] = {
+const struct command app_commands[] = {
     {"serve", "run the roles of this process until SIGTERM", app_serve},
     {"migrate", "create and migrate the database schemas, or print what it would do", app_migrate},
     {"token", "print a development token", app_token},
@@ -145,25 +155,31 @@ static const struct command {
     {"dlq", "list notifications that could not be handled or delivered, and retry or drop them", app_dlq},
     {"verify", "compare the content of pods with the database", app_verify},
     {"plan", "compute pods, processors and memory for a number of reads a second", app_plan},
+    {"manual", "print the manual page of the program or of its configuration", app_manual},
+    {"completion", "print a script that completes commands and options in bash or zsh", app_completion},
+    {.name = NULL},
 };
+
+void app_each_help(option_help_fn *print, void *context)
+{
+    options_help_to(print, context);
+    for (const struct command *command = app_commands; command->name; command++) {
+        char help[] = "--help", *name = str_dup(str_from(command->name));
+        (void)command->run(2, (char *[]){name, help, NULL});
+        free(name);
+    }
+    options_help_to(NULL, NULL);
+}
 
 static void print_help(FILE *out)
 {
     fprintf(out,
             "freshet %s: reference data and events, fresh everywhere\n\nusage: freshet COMMAND [OPTIONS]\n\n",
             FRESHET_VERSION);
-    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
-        fprintf(out, "  %-9s %s\n", commands[i].name, commands[i].summary);
+    for (const struct command *command = app_commands; command->name; command++)
+        fprintf(out, "  %-10s %s\n", command->name, command->summary);
     fprintf(out, "\n`freshet COMMAND --help` explains a command. The configuration is --config FILE, else "
-                 "$FRESHET_CONFIG,\nelse config/freshet.yaml.\n");
-}
-
-static void print_schema_version(void)
-{
-    struct buf text = {0};
-    kernel_schema_version(app_modules, &text);
-    printf("schema: %.*s\n", STR_ARG(buf_str(&text)));
-    buf_deinit(&text);
+                 "$FRESHET_CONFIG,\nelse " APP_CONFIG_FILE ", else " APP_CONFIG_FILE_HERE ".\n");
 }
 
 int main(int argc, char **argv)
@@ -184,14 +200,13 @@ int main(int argc, char **argv)
         return 0;
     }
     if (strcmp(argv[1], "--version") == 0) {
-        printf("freshet %s\n", FRESHET_VERSION);
-        print_schema_version();
+        app_version_print();
         return 0;
     }
-    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
-        if (strcmp(argv[1], commands[i].name) != 0)
+    for (const struct command *command = app_commands; command->name; command++) {
+        if (strcmp(argv[1], command->name) != 0)
             continue;
-        int exit_status = commands[i].run(argc - 1, argv + 1);
+        int exit_status = command->run(argc - 1, argv + 1);
         if (exit_status == 0 && (fflush(stdout) != 0 || ferror(stdout)))
             return app_fail(argv[1], "standard output cannot be written: %s", strerror(errno));
         return exit_status;

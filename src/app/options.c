@@ -33,19 +33,33 @@ int app_misuse(const char *command, const char *format, ...)
     return OPTIONS_WRONG;
 }
 
-static void print_help(const char *command, const char *usage, const char *summary,
-                       const struct option_row *rows)
+/* ---- help ---- */
+
+static void print_help(const struct option_help *help, void *context)
 {
-    printf("usage: freshet %s%s%s [OPTIONS]\n\n%s\n\n", command, usage ? " " : "", usage ? usage : "",
-           summary);
-    for (; rows->name; rows++) {
+    (void)context;
+    printf("usage: freshet %s%s%s [OPTIONS]\n\n%s\n\n", help->command, help->usage ? " " : "",
+           help->usage ? help->usage : "", help->summary);
+    for (const struct option_row *row = help->rows; row->name; row++) {
         char left[64];
-        snprintf(left, sizeof left, "%s%s%s", rows->name, rows->value ? " " : "",
-                 rows->value ? rows->value : "");
-        printf("  %-24s %s\n", left, rows->help);
+        snprintf(left, sizeof left, "%s%s%s", row->name, row->value ? " " : "", row->value ? row->value : "");
+        printf("  %-24s %s\n", left, row->help);
     }
     printf("  %-24s %s\n", "--help", "print this text");
 }
+
+static struct {
+    option_help_fn *print;
+    void *context;
+} help_to = {print_help, NULL};
+
+void options_help_to(option_help_fn *print, void *context)
+{
+    help_to.print = print ? print : print_help;
+    help_to.context = context;
+}
+
+/* ---- values ---- */
 
 bool options_duration(const char *text, int64_t max_ms, int64_t *ms)
 {
@@ -135,7 +149,7 @@ enum options_outcome options_read_words(int argc, char **argv, const char *usage
         } else if (words && strcmp(argument, "--") == 0) {
             only_words = true;
         } else if (strcmp(argument, "--help") == 0 || strcmp(argument, "-h") == 0) {
-            print_help(argv[0], usage, summary, rows);
+            help_to.print(&(struct option_help){argv[0], usage, summary, rows}, help_to.context);
             outcome = OPTIONS_HELPED;
         } else {
             outcome = take_option(argc, argv, rows, &at);

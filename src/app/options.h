@@ -26,6 +26,7 @@ struct option_row {
     int64_t *number;          /* a whole number from `min` to `max` */
     int64_t *duration_ms;     /* of options_duration(), up to `max` */
     int64_t min, max;         /* max 0 = no limit; of a duration a day */
+    const char *choices;      /* its values, separated by spaces, for completion; NULL = any */
 };
 
 /* The words between the options: a slice of argv, which is put in order for it. */
@@ -43,6 +44,15 @@ enum options_outcome options_read(int argc, char **argv, const char *summary, co
  * them in --help: "TENANT DICT [KEY…]". */
 enum options_outcome options_read_words(int argc, char **argv, const char *usage, const char *summary,
                                         const struct option_row *rows, struct option_words *words);
+
+/* What --help is made of. Manual pages and completion are made of the same: until it is called with NULL, --help of a command
+ * goes to `print` instead of standard output. */
+struct option_help {
+    const char *command, *usage, *summary; /* usage: NULL = no words */
+    const struct option_row *rows;
+};
+typedef void option_help_fn(const struct option_help *help, void *context);
+void options_help_to(option_help_fn *print, void *context);
 
 /* 250ms, 90s, 15m, 1h, 7d; a number without a unit is seconds. False on anything else, or over `max_ms`. */
 bool options_duration(const char *text, int64_t max_ms, int64_t *ms);

@@ -222,7 +222,7 @@ int app_outbox(int argc, char **argv)
          "only this postgres block, or `store`; required for changes of a table in several",
          .into = &command.admin.only_database},
         {"--state", "STATE", "list: failed (default), pending, in_flight or published",
-         .into = &command.state_name},
+         .into = &command.state_name, .choices = "failed pending in_flight published"},
         {"--table", "NAME", "only this table, as in the list (default for changes: refdata.outbox_event)",
          .into = &command.table_name},
         {"--of", "AGGREGATE", "only events of this dictionary, entitlement …, as in the list",

@@ -54,5 +54,6 @@ void config_each_restart(const struct config *before, const struct config *after
 
 void config_print_help(const struct config_section *sections, struct buf *out);     /* for a terminal */
 void config_print_markdown(const struct config_section *sections, struct buf *out); /* docs/CONFIG.md */
+void config_print_roff(const struct config_section *sections, struct buf *out);     /* for freshet.yaml(5) */
 
 #endif

@@ -1,5 +1,6 @@
-/* The settings tables in print: for a terminal and as docs/CONFIG.md. Both come from one walk over the rows and hold
+/* The settings tables in print: for a terminal, as docs/CONFIG.md and as a manual page. All come from one walk over the rows and hold
  * nothing but the rows, so that they are the same on every machine. Secrets' defaults are left out. */
+#include "base/roff.h"
 #include "kernel/config_inside.h"
 
 #define COLUMNS_MAX 100
@@ -59,19 +60,25 @@ static void put_wrapped(struct buf *out, struct str text, size_t indent)
     buf_put_char(out, '\n');
 }
 
-static void print_help_row(struct printer *printer, const struct setting_row *row, bool reloadable)
+/* "size, 1KiB to 1GiB; default 8MiB; restart needed" */
+static void put_facts(struct buf *out, const struct setting_row *row, bool reloadable)
 {
-    struct buf facts = {0};
-    config_value_put_type(row, false, &facts);
+    config_value_put_type(row, false, out);
     if (config_value_bounded(row)) {
-        buf_put_str(&facts, STR(", "));
-        config_value_put_bounds(row, &facts);
+        buf_put_str(out, STR(", "));
+        config_value_put_bounds(row, out);
     }
     if (row->type != SETTING_OBJECT) {
         bool given = row->fallback && row->fallback[0] != '\0';
-        buf_printf(&facts, "; %s%s; %s", given ? "default " : "", default_of(row),
+        buf_printf(out, "; %s%s; %s", given ? "default " : "", default_of(row),
                    reloadable ? "reloadable" : "restart needed");
     }
+}
+
+static void print_help_row(struct printer *printer, const struct setting_row *row, bool reloadable)
+{
+    struct buf facts = {0};
+    put_facts(&facts, row, reloadable);
     buf_printf(printer->out, "  %.*s\n", STR_ARG(buf_str(&printer->name)));
     put_wrapped(printer->out, buf_str(&facts), 6);
     put_wrapped(printer->out, str_from(row->help), 6);
@@ -138,6 +145,32 @@ void config_print_markdown(const struct config_section *sections, struct buf *ou
         buf_put_str(
             out,
             STR("| setting | type | default | bounds | change | meaning |\n|---|---|---|---|---|---|\n"));
+        print_section(&printer, section);
+    }
+    buf_deinit(&printer.name);
+}
+
+/* ---- roff ---- */
+
+static void print_roff_row(struct printer *printer, const struct setting_row *row, bool reloadable)
+{
+    struct buf facts = {0};
+    put_facts(&facts, row, reloadable);
+    buf_put_str(printer->out, STR(".TP\n"));
+    roff_put_bold(printer->out, buf_str(&printer->name));
+    buf_put_str(printer->out, STR("\n("));
+    roff_put_line(printer->out, buf_str(&facts));
+    buf_put_str(printer->out, STR(")\n.br\n"));
+    roff_put_text(printer->out, str_from(row->help));
+    buf_deinit(&facts);
+}
+
+void config_print_roff(const struct config_section *sections, struct buf *out)
+{
+    struct printer printer = {.out = out, .print = print_roff_row};
+    for (const struct config_section *section = sections; section->name; section++) {
+        buf_printf(out, ".SS %s\n", section->name);
+        roff_put_text(out, str_from(section->help));
         print_section(&printer, section);
     }
     buf_deinit(&printer.name);

@@ -9,7 +9,9 @@ build_dir() { # FLAVOUR
 
 build_options() { # FLAVOUR
     case $1 in
-    release) echo -Dbuildtype=debugoptimized -Doptimization=3 -Db_lto=true ;;
+    # The folders are those of the Debian package, which can be made of this build (tools/dev/package.sh).
+    release) echo -Dbuildtype=debugoptimized -Doptimization=3 -Db_lto=true -Dprefix=/usr \
+        -Dsystemd_unit_dir=/lib/systemd/system -Dzsh_completion_dir=share/zsh/vendor-completions ;;
     debug) echo -Doptimization=1 -Ddebug=true -Db_sanitize=address,undefined -Dtests=true -Dfailpoints=true ;;
     tsan) echo -Doptimization=1 -Ddebug=true -Db_sanitize=thread -Dtests=true -Dfailpoints=true ;;
     fuzz) echo -Doptimization=1 -Ddebug=true -Db_sanitize=address,undefined -Db_lundef=false -Dfuzz=true ;;
@@ -36,7 +38,11 @@ build_configure() { # FLAVOUR [EXTRA…]
         return
     fi
     local compiler=gcc command=(setup "$dir" "$ROOT")
-    [ -e "$dir/build.ninja" ] && command=(configure "$dir") # a setup again would not take options of the linker
+    if [ -e "$dir/build.ninja" ]; then
+        command=(configure "$dir") # a setup again would not take options of the linker
+        # An option that is newer than the directory is known after this. Where it fails, the command says why.
+        ninja -C "$dir" build.ninja >"$dir.log" 2>&1 || true
+    fi
     [ "$flavour" = fuzz ] && compiler=clang
     mkdir -p "$dir"
     # shellcheck disable=SC2086 # options are words

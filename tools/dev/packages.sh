@@ -60,6 +60,23 @@ PACKAGES_LINT='
 cmd:clang-format             | clang-format          | formatting
 cmd:shellcheck               | shellcheck            | shell scripts
 '
+PACKAGES_PACKAGE='
+cmd:dpkg-buildpackage        | dpkg-dev              | the Debian package
+cmd:dh                       | debhelper             | the Debian package
+cmd:git                      | git                   | the sources of a commit
+'
+PACKAGES_PACKAGETEST='
+cmd:lintian                  | lintian               | checks the Debian package
+cmd:systemd-analyze          | systemd               | checks the units
+cmd:man                      | man-db                | manual pages
+cmd:groff                    | groff                 | manual pages
+cmd:mandoc                   | mandoc                | manual pages
+cmd:zsh                      | zsh                   | completion
+'
+PACKAGES_ROOT='
+cmd:debootstrap              | debootstrap           | a clean Debian to install the package in
+cmd:umoci                    | umoci                 | an image of it
+'
 PACKAGES_BENCH='
 cmd:nginx                    | nginx-light           | measured beside freshet
 cmd:redis-server             | redis-server          | measured beside freshet
