@@ -211,6 +211,26 @@ test_upgrade() {
     test_pytest upgrade debug upgrade
 }
 
+# What is installed. Among all tests: a package made of the release build, and its files. By name: one compiled from what is
+# committed, and its life on a clean Debian.
+test_package() {
+    local quick=()
+    [ "$TEST_ALL" = 1 ] && quick=(--quick)
+    packages_ensure package packagetest
+    if [ "$TEST_ALL" = 0 ]; then packages_ensure root; fi
+    test_build release -Dcost=true || return 0
+    if [ "$TEST_AGAIN" = 0 ] && ! FRESHET_PACKAGE=$(package_build "${quick[@]}"); then
+        test_add "the package" 0 1
+        return 0
+    fi
+    export FRESHET_PACKAGE FRESHET_PACKAGE_VAR=$PACKAGE_DIR
+    if [ "$TEST_ALL" = 1 ]; then
+        test_pytest package release package -m "not whole"
+    else
+        test_pytest package release package
+    fi
+}
+
 # Becomes one target for a while, from its corpus; findings are kept under $VAR/fuzz.
 fuzz_target() { # PROGRAM
     local name work seeds dict=()
@@ -324,6 +344,7 @@ test_lanes() {
     test_engines
     test_cost
     test_deploy
+    test_package
     wait "$lane" || test_add "the second lane" 0 1
     cat "$VAR/test/lane" >&2
 }
@@ -338,7 +359,7 @@ test_again() { # SUITE…
     fi
     TEST_AGAIN=1
     for suite in "$@"; do
-        case $suite in unit | system | engines | fault | greedy | upgrade | cost | deploy) "test_$suite" ;; esac
+        case $suite in unit | system | engines | fault | greedy | upgrade | cost | deploy | package) "test_$suite" ;; esac
     done
     TEST_AGAIN=0
 }
@@ -363,9 +384,9 @@ test_command() {
     local suite
     for suite in "$@"; do
         case $suite in
-        unit | system | engines | fault | greedy | upgrade | fuzz | cost | deploy) ;;
+        unit | system | engines | fault | greedy | upgrade | fuzz | cost | deploy | package) ;;
         failover | browser) misuse "there are no $suite tests yet" ;;
-        *) misuse "no suite '$suite'; there are: unit system engines fault greedy upgrade fuzz cost deploy" ;;
+        *) misuse "no suite '$suite'; there are: unit system engines fault greedy upgrade fuzz cost deploy package" ;;
         esac
     done
     packages_ensure run test engines clients cost
@@ -385,7 +406,7 @@ test_command() {
     if [ $# -eq 0 ]; then
         TEST_ALL=1
         test_lanes
-        set -- unit fault greedy upgrade system engines cost deploy
+        set -- unit fault greedy upgrade system engines cost deploy package
     else
         for suite in "$@"; do
             "test_$suite"

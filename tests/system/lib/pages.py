@@ -4,13 +4,14 @@ Conventions, all of them invisible to a reader:
 
     <!-- runs -->      before a ```sh block: it is run. The blocks of one page share one shell, in their order.
     <!-- runs on the engines -->   the same with Kafka, Redis and NATS underneath, by tests/engines/test_docs.py.
+    <!-- runs in a clean Debian -->   the same in one that boots with systemd, by tests/package/test_machine.py.
     <!-- answers -->   before a block behind it: what that run printed. A `…` stands for any text within its line.
 """
 import re
 from dataclasses import dataclass
 
 FENCE = re.compile(r"^```(\w*)\s*$")
-MARK = re.compile(r"^<!-- (runs|runs on the engines|answers) -->$")
+MARK = re.compile(r"^<!-- (runs|runs on the engines|runs in a clean Debian|answers) -->$")
 HEADING = re.compile(r"^#+ +(.*?)\s*$", re.M)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")

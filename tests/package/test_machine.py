@@ -1,0 +1,126 @@
+"""The life of the package on a clean Debian that boots with systemd: install, start, upgrade, remove, purge (P1). The commands of
+docs/DEPLOY.md are run there as they stand."""
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from machine import Machine, fetch_dependencies, make_root
+
+sys.path.insert(0, str(ROOT / "tests" / "system"))
+from lib.pages import Page, matches  # noqa: E402 pylint: disable=wrong-import-position
+
+pytestmark = pytest.mark.whole
+READY = "curl -sf http://127.0.0.1:8080/actuator/health/readiness"
+FRESH = ("apt-get -q install -y --no-install-recommends ./freshet.deb && "
+         "su - postgres -c 'createuser freshet && createdb --owner freshet freshet'")
+TOKEN = "freshet token --tenant demo --key /etc/freshet/token-key.json --jwks /etc/freshet/jwks.json"
+
+
+@pytest.fixture(name="debian", scope="module")
+def debian_root(package):
+    root = Path(os.environ["FRESHET_PACKAGE_VAR"]) / "bookworm"
+    if not root.exists():
+        make_root(root)
+    fetch_dependencies(root, package)
+    return root
+
+
+@pytest.fixture(name="machine")
+def booted(debian, package):
+    """With the package's file in /root, not installed. Its files lie on a disk: overlays do not nest."""
+    machine = Machine(debian, Path(os.environ["FRESHET_PACKAGE_VAR"]) / f"machine-{os.getpid()}")
+    try:
+        machine.put(package, "/root/freshet.deb")
+        yield machine
+    finally:
+        machine.close()
+
+
+def other_version(package, version, folder):
+    """The same package as another version, with one more line in the configuration that it brings."""
+    subprocess.run(["dpkg-deb", "-R", str(package), str(folder / "new")], check=True)
+    control = folder / "new/DEBIAN/control"
+    control.write_text(re.sub(r"^Version: .*$", f"Version: {version}", control.read_text(), flags=re.M))
+    with (folder / "new/etc/freshet/freshet.yaml").open("a") as config:
+        config.write("# of the new version\n")
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-b", str(folder / "new"), str(folder / "new.deb")], check=True)
+    return folder / "new.deb"
+
+
+def test_the_commands_of_the_deployment_page_work(machine):
+    """A newcomer's way, from the package to several processes."""
+    page = Page(ROOT, ROOT / "docs" / "DEPLOY.md")
+    examples = page.examples("runs in a clean Debian")
+    assert len(examples) >= 6
+    environment = ""
+    for block, expected in examples:
+        printed = machine.run(environment + block.text)
+        environment += "".join(line + "\n" for line in block.text.splitlines() if line.startswith("export "))
+        assert expected is None or matches(expected, printed), f"{page.name}:{block.line}\n{printed}"
+
+
+def test_the_service_has_few_rights_and_ends_in_order(machine):
+    """C5, P1: as its user, without capabilities, with a filter of system calls; SIGTERM is no failure."""
+    machine.run(FRESH)
+    machine.wait_for(READY)
+    status = machine.run("cat /proc/$(systemctl show -P MainPID freshet)/status")
+    uid = machine.run("id -u freshet").strip()
+    facts = dict(re.findall(r"^(\w+):\s+(.*)$", status, re.M))
+    assert facts["Uid"].split() == [uid] * 4 and facts["NoNewPrivs"] == "1" and facts["Seccomp"] == "2"
+    assert {int(facts[name], 16) for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
+    assert machine.try_run("nsenter -t $(systemctl show -P MainPID freshet) -m touch /etc/freshet/x /var/x /home/x")[0] != 0
+    machine.run("systemctl stop freshet")
+    assert machine.run("systemctl show -P Result -P ExecMainStatus freshet").split() == ["success", "0"]
+    assert "denied" not in machine.run("journalctl -u freshet -o cat").lower()
+
+
+def test_a_killed_server_is_started_again(machine):
+    machine.run(FRESH)
+    machine.wait_for(READY)
+    before = machine.run("systemctl show -P MainPID freshet")
+    machine.run("systemctl kill -s KILL freshet")
+    machine.wait_for(f"[ $(systemctl show -P MainPID freshet) != {before.strip()} ] && {READY}")
+
+
+def test_an_upgrade_keeps_the_configuration_and_the_data(machine, package, tmp_path):
+    """C10: a file that the administrator changed stays, also one that the new version brings otherwise."""
+    machine.run(FRESH)
+    machine.wait_for(READY)
+    machine.run(f"FRESHET_TOKEN=$({TOKEN}) freshet put demo FEATURE a 1")
+    machine.run("sed -i '1i # of the administrator' /etc/freshet/freshet.yaml; systemctl reload freshet")
+    machine.put(other_version(package, "99.0-1", tmp_path), "/root/new.deb")
+    before = machine.run("systemctl show -P MainPID freshet; cat /etc/freshet/jwks.json")
+    machine.run("apt-get -q install -y --no-install-recommends -o Dpkg::Options::=--force-confdef "
+                "-o Dpkg::Options::=--force-confold ./new.deb")
+    assert machine.run("dpkg-query -W -f '${Version}' freshet") == "99.0-1"
+    config = machine.run("cat /etc/freshet/freshet.yaml")
+    assert config.startswith("# of the administrator\n") and "# of the new version" not in config
+    after = machine.run("systemctl show -P MainPID freshet; cat /etc/freshet/jwks.json")
+    assert after.splitlines()[0] != before.splitlines()[0], "it was not restarted"
+    assert after.splitlines()[1:] == before.splitlines()[1:], "the key was replaced"
+    machine.wait_for(READY)
+    assert '"payload":1' in machine.run(f"FRESHET_TOKEN=$({TOKEN}) freshet get demo FEATURE a")
+    machine.run("apt-get -q install -y --allow-downgrades --no-install-recommends ./freshet.deb")  # and back
+    machine.wait_for(READY)
+
+
+def test_removing_leaves_the_configuration_and_purging_what_is_not_of_the_package(machine):
+    machine.run(FRESH)
+    machine.wait_for(READY)
+    machine.run("echo mine >/etc/freshet/mine; systemctl -q enable --now freshet@query || true")
+    machine.run("apt-get -q remove -y freshet")
+    assert machine.try_run("systemctl is-active freshet")[1].strip() == "inactive"
+    assert machine.try_run("pgrep -x freshet") == (1, "")
+    assert machine.try_run("command -v freshet")[0] != 0
+    machine.run("test -e /etc/freshet/freshet.yaml -a -e /etc/freshet/token-key.json -a -e /etc/default/freshet")
+    machine.run("apt-get -q purge -y freshet")
+    assert machine.run("ls -A /etc/freshet").split() == ["mine"]
+    assert machine.run("find / -xdev -name '*freshet*' -not -path '/var/cache/*' -not -path '/root/*' -not -path '/var/lib/systemd/*' "
+                       "-not -path '/proc/*' -not -path '/var/log/*' -not -path '/tmp/*'").split() == ["/etc/freshet"]
+    assert "freshet" in machine.run("su - postgres -c 'psql -lqt'"), "the database was dropped"
+    machine.run("apt-get -q install -y --no-install-recommends ./freshet.deb")  # and again
+    machine.wait_for(READY)
