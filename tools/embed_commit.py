@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Finds the commit that this tree is of, and prints it in the form that is asked for.
 
-    embed_commit.py --header commit.h   #define FRESHET_COMMIT "7a7955bd1c2e", FRESHET_COMMIT_DATE "2026-11-17"
+    embed_commit.py --source commit.c   app_commit[] = "7a7955bd1c2e", app_commit_date[] = "2026-11-17"
     embed_commit.py --dist              the same file for `meson dist`, whose archives git does not make
     embed_commit.py --debian 0.1.0      the version of a Debian package: 0.1.0-1 of the commit that has the tag v0.1.0, else
                                         0.1.0+20261117012030.7a7955bd-1, which sorts after it and before 0.1.1
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STAMP = Path("tools") / "commit.txt"
-PROGRAM = ["src", "api", "sql", "meson.build", "tools"]  # what the program is made of
+PROGRAM = ["src", "api", "sql", "meson.build", "tools", "deploy", "debian"]  # what program and package are made of
 
 
 def git(*args):
@@ -48,11 +48,12 @@ def utc(seconds, form):
     return datetime.fromtimestamp(seconds, timezone.utc).strftime(form)
 
 
-def header():
+def source():
     commit, seconds, _, changed = find_commit()
     yield "/* Made by tools/embed_commit.py. Not to be edited. */"
-    yield f'#define FRESHET_COMMIT "{commit[:12]}{"+" * changed}"'
-    yield f'#define FRESHET_COMMIT_DATE "{utc(seconds, "%Y-%m-%d")}"'
+    yield "extern const char app_commit[], app_commit_date[];"
+    yield f'const char app_commit[] = "{commit[:12]}{"+" * changed}";'
+    yield f'const char app_commit_date[] = "{utc(seconds, "%Y-%m-%d")}";'
 
 
 def debian(version):
@@ -71,12 +72,12 @@ def main():
     as_written = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
     form = parser.add_mutually_exclusive_group(required=True)
-    form.add_argument("--header", type=Path)
+    form.add_argument("--source", type=Path)
     form.add_argument("--dist", action="store_true")
     form.add_argument("--debian", metavar="VERSION")
     options = parser.parse_args()
-    if options.header:
-        write_if_changed(options.header, "\n".join(header()) + "\n")
+    if options.source:
+        write_if_changed(options.source, "\n".join(source()) + "\n")
     elif options.debian:
         print(debian(options.debian))
     else:

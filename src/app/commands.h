@@ -31,6 +31,9 @@ int app_plan(int argc, char **argv);
 int app_manual(int argc, char **argv);
 int app_completion(int argc, char **argv);
 void app_version_print(void); /* `freshet --version` */
+/* The commit that the program was built from, "7a7955bd5d8e", with a + where files have changed since; and its date. Made by
+ * tools/embed_commit.py. */
+extern const char app_commit[], app_commit_date[];
 
 /* --config, else $FRESHET_CONFIG, else APP_CONFIG_FILE where there is one, else APP_CONFIG_FILE_HERE. */
 #define APP_CONFIG_FILE "/etc/freshet/freshet.yaml"

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "app/commands.h"
-#include "app/commit.h"
 #include "app/options.h"
 #include "base/arena.h"
 #include "base/roff.h"
@@ -59,7 +58,7 @@ static void put_title(struct buf *out, const char *name, unsigned section)
     buf_printf(out,
                ".\\\" Printed by `freshet manual` from the tables of the program.\n"
                ".TH %s %u \"%s\" \"freshet %s\" \"freshet manual\"\n",
-               name, section, FRESHET_COMMIT_DATE, FRESHET_VERSION);
+               name, section, app_commit_date, FRESHET_VERSION);
 }
 
 static void put_command(const struct option_help *help, void *context)

@@ -2,7 +2,6 @@
 #include <stdio.h>
 
 #include "app/commands.h"
-#include "app/commit.h"
 
 #ifdef __clang__
 #define COMPILER "clang " __clang_version__
@@ -14,7 +13,7 @@ void app_version_print(void)
 {
     struct buf schemas = {0};
     kernel_schema_version(app_modules, &schemas);
-    printf("freshet %s\ncommit: %s (%s)\nbuild: %s, %s\nschema: %.*s\n", FRESHET_VERSION, FRESHET_COMMIT,
-           FRESHET_COMMIT_DATE, FRESHET_FLAVOUR, COMPILER, STR_ARG(buf_str(&schemas)));
+    printf("freshet %s\ncommit: %s (%s)\nbuild: %s, %s\nschema: %.*s\n", FRESHET_VERSION, app_commit,
+           app_commit_date, FRESHET_FLAVOUR, COMPILER, STR_ARG(buf_str(&schemas)));
     buf_deinit(&schemas);
 }

@@ -54,12 +54,12 @@ def test_an_archive_of_the_sources_knows_its_commit(tmp_path):
     commit = output("git", "-C", ROOT, "rev-parse", "HEAD").strip()
     archive = subprocess.run(["git", "-C", str(ROOT), "archive", "HEAD", "tools"], capture_output=True, check=True).stdout
     subprocess.run(["tar", "-x", "-C", str(tmp_path)], input=archive, check=True)
-    header = tmp_path / "commit.h"
-    output(tmp_path / "tools/embed_commit.py", "--header", header)
-    assert f'#define FRESHET_COMMIT "{commit[:12]}"\n' in header.read_text()
+    source = tmp_path / "commit.c"
+    output(tmp_path / "tools/embed_commit.py", "--source", source)
+    assert f'app_commit[] = "{commit[:12]}";\n' in source.read_text()
     shutil.copy(ROOT / "tools/commit.txt", tmp_path / "tools")  # neither an archive nor a repository
-    output(tmp_path / "tools/embed_commit.py", "--header", header)
-    assert '#define FRESHET_COMMIT "unknown"\n' in header.read_text()
+    output(tmp_path / "tools/embed_commit.py", "--source", source)
+    assert 'app_commit[] = "unknown";\n' in source.read_text()
 
 
 # ---- manual pages ----

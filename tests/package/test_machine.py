@@ -17,6 +17,7 @@ pytestmark = pytest.mark.whole
 READY = "curl -sf http://127.0.0.1:8080/actuator/health/readiness"
 FRESH = ("apt-get -q install -y --no-install-recommends ./freshet.deb && "
          "su - postgres -c 'createuser freshet && createdb --owner freshet freshet'")
+KEEP = "--no-install-recommends -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold"  # not asked
 TOKEN = "freshet token --tenant demo --key /etc/freshet/token-key.json --jwks /etc/freshet/jwks.json"
 
 
@@ -94,8 +95,7 @@ def test_an_upgrade_keeps_the_configuration_and_the_data(machine, package, tmp_p
     machine.run("sed -i '1i # of the administrator' /etc/freshet/freshet.yaml; systemctl reload freshet")
     machine.put(other_version(package, "99.0-1", tmp_path), "/root/new.deb")
     before = machine.run("systemctl show -P MainPID freshet; cat /etc/freshet/jwks.json")
-    machine.run("apt-get -q install -y --no-install-recommends -o Dpkg::Options::=--force-confdef "
-                "-o Dpkg::Options::=--force-confold ./new.deb")
+    machine.run(f"apt-get -q install -y {KEEP} ./new.deb")
     assert machine.run("dpkg-query -W -f '${Version}' freshet") == "99.0-1"
     config = machine.run("cat /etc/freshet/freshet.yaml")
     assert config.startswith("# of the administrator\n") and "# of the new version" not in config
@@ -104,7 +104,7 @@ def test_an_upgrade_keeps_the_configuration_and_the_data(machine, package, tmp_p
     assert after.splitlines()[1:] == before.splitlines()[1:], "the key was replaced"
     machine.wait_for(READY)
     assert '"payload":1' in machine.run(f"FRESHET_TOKEN=$({TOKEN}) freshet get demo FEATURE a")
-    machine.run("apt-get -q install -y --allow-downgrades --no-install-recommends ./freshet.deb")  # and back
+    machine.run(f"apt-get -q install -y --allow-downgrades {KEEP} ./freshet.deb")  # and back
     machine.wait_for(READY)
 
 

@@ -44,7 +44,9 @@ def test_a_wrong_call_is_exit_2_and_says_so_on_standard_error(args):
 
 
 def test_version_is_printed():
-    assert re.fullmatch(r"freshet \d+\.\d+\.\d+\nschema: platform \d+, .*\n", run("--version").stdout)
+    """C10: and the commit, the build, and the migrations that it needs."""
+    printed = run("--version").stdout
+    assert re.fullmatch(r"freshet \d+\.\d+\.\d+\ncommit: \S+ \(\S+\)\nbuild: .+\nschema: platform \d+, .+\n", printed)
 
 
 def test_an_unknown_role_names_those_there_are(tmp_path):

