@@ -100,4 +100,16 @@ class Machine:
     def close(self):
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+        self._remove_cgroups()
         shutil.rmtree(self.work, ignore_errors=True)
+
+    def _remove_cgroups(self):
+        """Those of boot.sh, once the last process in them has ended."""
+        (mount,) = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if " cgroup2 " in line][:1]
+        folder = Path(mount) / f"freshet-test-{self.process.pid}"
+        deadline = time.monotonic() + 30
+        while "populated 1" in (folder / "cgroup.events").read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for each in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
+            each.rmdir()
+        folder.rmdir()

@@ -216,7 +216,6 @@ test_upgrade() {
 test_package() {
     local quick=()
     [ "$TEST_ALL" = 1 ] && quick=(--quick)
-    packages_ensure package packagetest
     if [ "$TEST_ALL" = 0 ]; then packages_ensure root; fi
     test_build release -Dcost=true || return 0
     if [ "$TEST_AGAIN" = 0 ] && ! FRESHET_PACKAGE=$(package_build "${quick[@]}"); then
@@ -389,7 +388,7 @@ test_command() {
         *) misuse "no suite '$suite'; there are: unit system engines fault greedy upgrade fuzz cost deploy package" ;;
         esac
     done
-    packages_ensure run test engines clients cost
+    packages_ensure run test engines clients cost package packagetest
     # Fetched once for all that follows; without it what needs Kafka says so, or runs on librdkafka's own stand-in.
     case " ${*:-all} " in *" all "* | *" engines "* | *" system "*) kafka_fetch || true ;; esac
     export FRESHET_KAFKA_JARS=$KAFKA_JARS
