@@ -5,6 +5,6 @@ grant execute on all functions in schema notification to :role;
 grant select, insert, update, delete on notification.notifications to :role;
 grant select, insert, update, delete on notification.processed_events to :role;
 grant select, insert, update, delete on notification.notification_dlq, notification.notification_nats_dlq to :role;
--- decisions of operators are never changed
-grant insert on notification.dlq_audit to :role;
+-- decisions of operators, by `freshet dlq`, are never changed
+grant select, insert on notification.dlq_audit to :role;
 grant select, update on notification.audit to :role;
