@@ -94,6 +94,8 @@ def test_an_upgrade_keeps_the_configuration_and_the_data(machine, package, tmp_p
     machine.run(f"FRESHET_TOKEN=$({TOKEN}) freshet put demo FEATURE a 1")
     machine.run("sed -i '1i # of the administrator' /etc/freshet/freshet.yaml; systemctl reload freshet")
     machine.put(other_version(package, "99.0-1", tmp_path), "/root/new.deb")
+    machine.run("echo FRESHET_LISTEN=127.0.0.1:8081 >/etc/default/freshet-query; systemctl start freshet@query")
+    query = machine.run("systemctl show -P MainPID freshet@query")
     before = machine.run("systemctl show -P MainPID freshet; cat /etc/freshet/jwks.json")
     machine.run(f"apt-get -q install -y {KEEP} ./new.deb")
     assert machine.run("dpkg-query -W -f '${Version}' freshet") == "99.0-1"
@@ -101,6 +103,7 @@ def test_an_upgrade_keeps_the_configuration_and_the_data(machine, package, tmp_p
     assert config.startswith("# of the administrator\n") and "# of the new version" not in config
     after = machine.run("systemctl show -P MainPID freshet; cat /etc/freshet/jwks.json")
     assert after.splitlines()[0] != before.splitlines()[0], "it was not restarted"
+    assert machine.run("systemctl show -P MainPID freshet@query") != query, "the one of several was not restarted"
     assert after.splitlines()[1:] == before.splitlines()[1:], "the key was replaced"
     machine.wait_for(READY)
     assert '"payload":1' in machine.run(f"FRESHET_TOKEN=$({TOKEN}) freshet get demo FEATURE a")
@@ -111,7 +114,9 @@ def test_an_upgrade_keeps_the_configuration_and_the_data(machine, package, tmp_p
 def test_removing_leaves_the_configuration_and_purging_what_is_not_of_the_package(machine):
     machine.run(FRESH)
     machine.wait_for(READY)
-    machine.run("echo mine >/etc/freshet/mine; systemctl -q enable --now freshet@query || true")
+    machine.run("echo mine >/etc/freshet/mine; echo FRESHET_LISTEN=127.0.0.1:8081 >/etc/default/freshet-query; "
+                "systemctl -q enable --now freshet@query")
+    machine.wait_for(READY.replace("8080", "8081"))
     machine.run("apt-get -q remove -y freshet")
     assert machine.try_run("systemctl is-active freshet")[1].strip() == "inactive"
     assert machine.try_run("grep -lx freshet /proc/[0-9]*/comm")[1] == ""
@@ -120,7 +125,8 @@ def test_removing_leaves_the_configuration_and_purging_what_is_not_of_the_packag
     machine.run("apt-get -q purge -y freshet")
     assert machine.run("ls -A /etc/freshet").split() == ["mine"]
     assert machine.run("find / -xdev -name '*freshet*' -not -path '/var/cache/*' -not -path '/root/*' -not -path '/var/lib/systemd/*' "
-                       "-not -path '/proc/*' -not -path '/var/log/*' -not -path '/tmp/*'").split() == ["/etc/freshet"]
+                       "-not -path '/proc/*' -not -path '/var/log/*' -not -path '/tmp/*' | sort").split() == [
+                           "/etc/default/freshet-query", "/etc/freshet"]
     assert "freshet" in machine.run("su - postgres -c 'psql -lqt'"), "the database was dropped"
     machine.run("apt-get -q install -y --no-install-recommends ./freshet.deb")  # and again
     machine.wait_for(READY)
