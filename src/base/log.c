@@ -18,7 +18,8 @@
 
 #define LINE_BYTES 32768
 #define VALUE_BYTES_MAX 8192
-#define TAIL_BYTES 2    /* "}\n" */
+#define TAIL_BYTES 2 /* "}\n" */
+#define REQUEST_ID_BYTES_MAX 128
 #define NUMBER_BYTES 32 /* longest number or boolean */
 
 static const char *const level_names[] = {
@@ -33,6 +34,28 @@ static atomic_int log_fd = STDERR_FILENO;
 static atomic_bool is_socket;  /* and not to be waited for */
 static atomic_uint lost_lines; /* since the last that was written */
 static _Thread_local char line_bytes[LINE_BYTES];
+static _Thread_local struct { /* copies: what they belong to may end before log_leave() */
+    char trace_id[TRACE_ID_TEXT_BYTES], request_id[REQUEST_ID_BYTES_MAX];
+    size_t trace_len, request_len;
+} ids;
+
+void log_enter(const struct trace *trace, struct str request_id)
+{
+    ids.trace_len = trace_id_text(trace, ids.trace_id).len;
+    ids.request_len = request_id.len < REQUEST_ID_BYTES_MAX ? request_id.len : REQUEST_ID_BYTES_MAX;
+    if (ids.request_len > 0)
+        memcpy(ids.request_id, request_id.ptr, ids.request_len);
+}
+
+bool log_is_entered(void)
+{
+    return ids.trace_len > 0 || ids.request_len > 0;
+}
+
+void log_leave(void)
+{
+    ids.trace_len = ids.request_len = 0;
+}
 
 void log_set_level(enum log_level level)
 {
@@ -125,6 +148,8 @@ void log_write(enum log_level level, const char *event, const struct log_field *
         else
             put_number(&line, fields);
     }
+    put_text(&line, "traceId", str_of(ids.trace_id, ids.trace_len));
+    put_text(&line, "requestId", str_of(ids.request_id, ids.request_len));
     buf_put(&line, "}\n", TAIL_BYTES);
     do
         written = no_wait ? send(fd, line.data, buf_len(&line), MSG_DONTWAIT | MSG_NOSIGNAL)

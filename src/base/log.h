@@ -11,6 +11,7 @@
 
 #include "base/status.h"
 #include "base/str.h"
+#include "base/trace.h"
 
 enum log_level { LOG_LEVEL_DEBUG, LOG_LEVEL_INFO, LOG_LEVEL_WARN, LOG_LEVEL_ERROR };
 
@@ -27,6 +28,8 @@ struct log_field {
 #define LOG_INT(n, i) ((struct log_field){.name = (n), .type = LOG_FIELD_INT, .number = (int64_t)(i)})
 #define LOG_DOUBLE(n, d) ((struct log_field){.name = (n), .type = LOG_FIELD_DOUBLE, .real = (d)})
 #define LOG_BOOL(n, b) ((struct log_field){.name = (n), .type = LOG_FIELD_BOOL, .number = (b)})
+/* of a message or row: the trace of its traceparent, left out where it has none */
+#define LOG_TRACE(traceparent) LOG_STR("traceId", trace_id_of(traceparent))
 /* an error's status, field and message */
 #define LOG_ERROR_FIELDS(e)                                                      \
     LOG_CSTR("status", status_name((e)->status)), LOG_CSTR("field", (e)->field), \
@@ -34,6 +37,10 @@ struct log_field {
 
 /* Fields with empty text are left out. `event` is a short snake_case name that can be searched for. */
 void log_write(enum log_level level, const char *event, const struct log_field *fields);
+/* From now on until log_leave(), lines of this thread have `traceId`, unless it is none, and `requestId`, unless it is empty. */
+void log_enter(const struct trace *trace, struct str request_id);
+void log_leave(void);
+bool log_is_entered(void);
 void log_set_level(enum log_level level);
 void log_set_fd(int fd); /* standard error by default; for tests */
 /* From now on lines are dropped while the log is a pipe or socket that is full, so that logging never blocks. Their number is

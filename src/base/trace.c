@@ -69,6 +69,21 @@ void trace_child(struct trace *trace)
     random_id(trace->span_id, sizeof(trace->span_id));
 }
 
+struct str trace_id_text(const struct trace *trace, char out[TRACE_ID_TEXT_BYTES])
+{
+    if (trace_is_none(trace))
+        return STR_NONE;
+    return str_of(out, (size_t)(hex_put(out, trace->trace_id, sizeof(trace->trace_id)) - out));
+}
+
+struct str trace_id_of(struct str traceparent)
+{
+    struct trace trace;
+
+    return trace_parse(traceparent, &trace) ? str_of(traceparent.ptr + 3, 2 * sizeof(trace.trace_id))
+                                            : STR_NONE;
+}
+
 void trace_format(const struct trace *trace, char out[TRACE_PARENT_BYTES])
 {
     static const uint8_t version = 0;

@@ -21,6 +21,10 @@ bool trace_parse(struct str traceparent, struct trace *trace); /* strict; false 
 void trace_start(struct trace *trace);                         /* new random ids, not sampled */
 void trace_child(struct trace *trace);                         /* same trace, new span */
 void trace_format(const struct trace *trace, char out[TRACE_PARENT_BYTES]);
+#define TRACE_ID_TEXT_BYTES 32
+/* Its 32 digits, in `out`; STR_NONE when there is none. */
+struct str trace_id_text(const struct trace *trace, char out[TRACE_ID_TEXT_BYTES]);
+struct str trace_id_of(struct str traceparent); /* its 32 digits, a slice; STR_NONE where it is invalid */
 struct str trace_text(const struct trace *trace, struct arena *arena); /* STR_NONE when there is none */
 
 #endif
