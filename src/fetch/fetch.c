@@ -150,9 +150,11 @@ static enum status transfer_begin(struct fetch_transfer *transfer, const struct 
 /* Its outcome. The handle is the session's again, or gone. */
 static enum status transfer_end(struct fetch_transfer *transfer, CURLcode code, struct error *error)
 {
+    curl_off_t retry_after_s = 0;
     long status = 0;
 
     curl_easy_getinfo(transfer->curl, CURLINFO_RESPONSE_CODE, &status);
+    curl_easy_getinfo(transfer->curl, CURLINFO_RETRY_AFTER, &retry_after_s);
     if (transfer->request->session)
         curl_easy_reset(transfer->curl); /* forgets what is freed now, keeps the connection */
     else
@@ -160,6 +162,7 @@ static enum status transfer_end(struct fetch_transfer *transfer, CURLcode code, 
     curl_slist_free_all(transfer->headers);
     free(transfer->url);
     transfer->answer->status = (int)status;
+    transfer->answer->retry_after_s = retry_after_s;
     if (code == CURLE_OK)
         return STATUS_OK;
     buf_deinit(&transfer->answer->body);

@@ -27,7 +27,8 @@ struct fetch_request {
 
 struct fetch_answer {
     int status;
-    struct buf body; /* the caller's: buf_deinit() */
+    int64_t retry_after_s; /* of the header Retry-After; 0 = none */
+    struct buf body;       /* the caller's: buf_deinit() */
 };
 
 bool fetch_is_url(struct str url); /* http or https, a host, neither spaces nor control characters */
