@@ -49,6 +49,8 @@ static void drop_request(struct http_connection *connection)
     http_exchange_unpark(exchange);
     if (exchange->progress == HTTP_ON_WORKER)
         return; /* freed when its worker returns */
+    if (exchange->observed.is_due && exchange->progress != HTTP_READING)
+        http_observe_end(exchange, 0);
     if (exchange->progress == HTTP_PARKED && exchange->on_drop)
         exchange->on_drop(&exchange->request, exchange->park_context);
     http_dispatch_end_key(exchange);

@@ -241,8 +241,14 @@ static const struct {
 /* From the request's step on, until one does not pass. The handler never does. */
 static void run_steps(struct http_exchange *exchange)
 {
+    bool has_ids = exchange->observed.has_ids;
+
+    if (has_ids)
+        http_observe_enter(exchange);
     while (steps[exchange->step].run(exchange) == HTTP_STEP_PASS)
         exchange->step++;
+    if (has_ids)
+        log_leave();
     if (exchange->progress != HTTP_RUNNING || exchange->connection->state != HTTP_STATE_BUSY)
         return;
     log_error("request_without_answer", LOG_CSTR("route", exchange->request.route->path),
@@ -369,6 +375,7 @@ static bool read_head(struct http_connection *connection)
     http_parser_reset(&exchange->parser);
     exchange->parser.minor_version = 1;
     http_exchange_fill_request(exchange);
+    exchange->observed.is_traced = false; /* there is nothing to say about it */
     refuse_framing(exchange, &error);
     return true;
 }

@@ -87,6 +87,7 @@ void http_exchange_slim(struct http_exchange *exchange)
     exchange->spans = NULL;
     exchange->headers = NULL;
     exchange->request.header_count = 0;
+    exchange->request.request_id = STR_NONE;
     exchange->request.identity = NULL;
     arena_deinit(&exchange->arena);
     http_budget_free_body(exchange);
@@ -237,8 +238,7 @@ struct str http_exchange_field(const struct http_exchange *exchange, enum http_f
     return index == 0 ? STR_NONE : exchange->headers[index - 1].value;
 }
 
-/* A field that came more than once counts as none. */
-static struct str field_once(const struct http_exchange *exchange, enum http_field field)
+struct str http_exchange_field_once(const struct http_exchange *exchange, enum http_field field)
 {
     return exchange->parser.repeated & 1u << field ? STR_NONE : http_exchange_field(exchange, field);
 }
@@ -261,18 +261,22 @@ void http_exchange_fill_request(struct http_exchange *exchange)
     request->method = exchange->head.method;
     request->path = exchange->head.path;
     request->query = exchange->head.query;
-    request->authorization = field_once(exchange, HTTP_FIELD_AUTHORIZATION);
+    request->authorization = http_exchange_field_once(exchange, HTTP_FIELD_AUTHORIZATION);
     request->authorization_count =
         parser->repeated & 1u << HTTP_FIELD_AUTHORIZATION ? 2 : parser->first[HTTP_FIELD_AUTHORIZATION] != 0;
-    request->forwarded_client_cert = field_once(exchange, HTTP_FIELD_FORWARDED_CLIENT_CERT);
+    request->forwarded_client_cert = http_exchange_field_once(exchange, HTTP_FIELD_FORWARDED_CLIENT_CERT);
     request->has_body = exchange->head.body_kind != HTTP_BODY_NONE;
     request->body = request->idempotency_key = STR_NONE;
     request->route = NULL;
     request->context = request->handler_data = request->idempotency_memo = NULL;
     request->identity = NULL;
-    struct str traceparent = http_exchange_field(exchange, HTTP_FIELD_TRACEPARENT);
-    if (traceparent.len == 0 || !trace_parse(traceparent, &request->trace))
-        request->trace = (struct trace){0};
+    request->trace = (struct trace){0};
+    request->request_id = STR_NONE;
+    exchange->observed = (struct http_observed){0};
+    if ((parser->first[HTTP_FIELD_TRACEPARENT] | parser->first[HTTP_FIELD_REQUEST_ID]) != 0)
+        http_observe_read(exchange);
+    if (http_observe_is_on())
+        http_observe_begin(exchange);
     exchange->start += parser->at;
     exchange->head_end = exchange->start;
 }
@@ -360,10 +364,12 @@ static void run_handler(struct worker_job *job)
 {
     struct http_exchange *exchange = CONTAINER_OF(job, struct http_exchange, job);
 
+    http_observe_enter(exchange);
     if (clock_mono_ns() < exchange->deadline_ns)
         exchange->handler(&exchange->request);
     else
         http_send_error(&exchange->request, &(struct error){.status = STATUS_TIMEOUT});
+    log_leave();
 }
 
 void http_request_hand_on(struct http_request *request, struct worker_pool *pool, http_handler_fn *handler)
@@ -404,6 +410,8 @@ static void on_handler_done(struct worker_job *job)
     }
     http_exchange_move(exchange, HTTP_RUNNING);
     if (is_abandoned(exchange)) {
+        if (exchange->observed.is_due)
+            http_observe_end(exchange, 0);
         if (source.produce)
             source.release(source.context);
         http_dispatch_end_key(exchange); /* not before: until now the handler was running */
@@ -436,7 +444,9 @@ static void on_deadline(void *owner)
     struct http_exchange *exchange = owner;
 
     exchange->park = (struct loop_park_ref){0};
+    http_observe_enter(exchange);
     log_warn("handler_deadline_passed", LOG_CSTR("route", exchange->request.route->path));
+    log_leave();
     http_connection_fail(exchange->connection, STATUS_TIMEOUT);
 }
 

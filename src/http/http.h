@@ -109,8 +109,11 @@ struct http_request {
     struct arena *arena; /* freed with the request */
     struct loop *loop;
     const struct sockaddr_in6 *peer; /* or a sockaddr_in, by its family */
-    struct trace trace;              /* from traceparent, or zeros: trace_id all zero means none came */
-    const void *identity;            /* the gate's; lives as long as the request */
+    /* Of traceparent; of the request's own span where it is recorded; or zeros, where there is neither. What the request causes has
+     * it as its parent. */
+    struct trace trace;
+    struct str request_id;      /* X-Request-Id, which the answer has too; empty = none, or invalid */
+    const void *identity;       /* the gate's; lives as long as the request */
     struct str idempotency_key; /* the idempotency step's; ptr NULL = none came, or the row has no policy */
     void *idempotency_memo;     /* the idempotency step's own; see on_idempotency_end */
     void *handler_data;         /* the handler's own, NULL at first: kept while the request is parked */
@@ -265,10 +268,15 @@ struct http_server_config {
     /* A hash of the request's tenant, 0 = it has none, which may take at most half of bodies_bytes_max and held_max connections;
      * NULL = no such limits. On the loop. */
     uint64_t (*share_of)(const struct http_request *request);
+    /* Its name, for spans and the access log; empty = not known. NULL = never known. On the loop. */
+    struct str (*tenant_of)(const struct http_request *request);
 };
 struct http_server;
 enum status http_server_create(const struct http_server_config *config, struct http_server **server,
                                struct error *error) MUST_CHECK;
+/* The access log, a line for each request: none, those answered by 400 and above or not at all, or all. Any thread. */
+enum http_access_log { HTTP_ACCESS_OFF, HTTP_ACCESS_ERRORS, HTTP_ACCESS_ALL };
+void http_set_access_log(enum http_access_log access); /* of the process */
 /* Is it HOST:PORT or [IPV6]:PORT? CONFIG if not. */
 enum status http_address_check(struct str address, struct error *error) MUST_CHECK;
 /* "127.0.0.1:8080", "[::1]:8080", "localhost:8080", port 0 = any free one. One SO_REUSEPORT listener per

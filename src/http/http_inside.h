@@ -43,6 +43,8 @@ enum {
     HTTP_IDLE_SAMPLES = 64,  /* connections compared to find an idle one to close, when there are too many */
     HTTP_IDLE_MIN_MS = 1000, /* idle time after which a connection may be closed for another */
     HTTP_CACHE_LINE_BYTES = 64,
+    HTTP_REQUEST_ID_BYTES_MAX = 128,
+    HTTP_ID_LINES_BYTES = HTTP_REQUEST_ID_BYTES_MAX + 64, /* with another short line */
 };
 
 /* What a parsed head means for the server. */
@@ -148,6 +150,13 @@ struct http_exchange {
     unsigned holder; /* of its connection: 1 + its tenant's place in the server's `held`; 0 = not counted */
     struct http_entry *entry; /* the router's, or the server's for requests without a route */
     int64_t started_ns;
+    struct http_observed { /* observe.c */
+        bool has_ids;      /* a trace or a request id, for log lines */
+        bool is_due;       /* http_observe_end() is */
+        bool is_traced;    /* its span is recorded then */
+        uint8_t parent_span[8];
+    } observed;
+    int64_t answer_bytes; /* of the body; -1 = a stream without a length */
     enum http_progress progress;
     unsigned step;      /* of the array in dispatch.c */
     bool is_late;       /* was off the loop: its duration is measured when it is answered */
@@ -317,6 +326,8 @@ size_t http_exchange_make_room(struct http_exchange *exchange, bool head_is_fixe
 void http_exchange_make_body_room(struct http_exchange *exchange); /* after a head that is complete */
 void http_exchange_fill_request(struct http_exchange *exchange);   /* out of its head */
 struct str http_exchange_field(const struct http_exchange *exchange, enum http_field field); /* the first */
+/* STR_NONE where it came more than once. */
+struct str http_exchange_field_once(const struct http_exchange *exchange, enum http_field field);
 void http_exchange_unpark(struct http_exchange *exchange);
 /* The request does not end within this turn: it waits, streams, runs on a worker, or its body is still to come. Until it ends it
  * holds its connection, of which one tenant's requests hold at most limits.held_max. False: they do, answer 503. */
@@ -398,6 +409,18 @@ void http_tally_count(struct http_exchange *exchange, int status);
 void http_tally_count_unmatched(struct http_home *home, int status);
 void http_tally_flush(struct http_home *home);
 void http_tally_register(struct http_server *server);
+
+/* observe.c */
+void http_observe_read(struct http_exchange *exchange); /* the request's ids */
+bool http_observe_is_on(void);                          /* spans are recorded, or the access log is written */
+void http_observe_begin(struct http_exchange *exchange);
+void http_observe_end(struct http_exchange *exchange, int status); /* 0 = the client has gone */
+void http_observe_enter(const struct http_exchange *exchange); /* log lines have its ids, until log_leave() */
+/* `line`, which is whole or empty, and X-Request-Id, in `out`. */
+struct str http_observe_put_id(const struct http_exchange *exchange, struct str line,
+                               char out[HTTP_ID_LINES_BYTES]);
+/* The line of a 500. A request without an id gets one, in the line and in the answer's headers. */
+void http_observe_failure(const struct http_request *request, const struct error *error, struct buf *headers);
 
 /* request.c */
 uint64_t http_peer_hash(const struct sockaddr_in6 *peer);

@@ -147,7 +147,9 @@ enum http_field http_field_of(struct str name)
                                            : FIELD_IF("expect", HTTP_FIELD_EXPECT);
     case 10: return FIELD_IF("connection", HTTP_FIELD_CONNECTION);
     case 11: return FIELD_IF("traceparent", HTTP_FIELD_TRACEPARENT);
-    case 12: return FIELD_IF("content-type", HTTP_FIELD_CONTENT_TYPE);
+    case 12:
+        return (name.ptr[0] | 0x20) == 'c' ? FIELD_IF("content-type", HTTP_FIELD_CONTENT_TYPE)
+                                           : FIELD_IF("x-request-id", HTTP_FIELD_REQUEST_ID);
     case 13:
         return (name.ptr[0] | 0x20) == 'a' ? FIELD_IF("authorization", HTTP_FIELD_AUTHORIZATION)
                                            : FIELD_IF("if-none-match", HTTP_FIELD_IF_NONE_MATCH);

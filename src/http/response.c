@@ -79,7 +79,7 @@ static struct str date_line_of(struct http_home *home)
     return str_of(home->date_line, sizeof home->date_line);
 }
 
-/* Status line, fields and the empty line. `connection` is a whole line or empty; length -1 = not known. */
+/* Status line, fields and the empty line. `connection` is whole lines or empty; length -1 = not known. */
 static void put_head(struct buf *out, struct http_home *home, const struct http_response *response,
                      int64_t length, bool is_chunked, struct str connection)
 {
@@ -92,8 +92,8 @@ static void put_head(struct buf *out, struct http_home *home, const struct http_
     };
     unsigned slot = http_status_slot(response->status);
     struct str date_line = date_line_of(home);
-    size_t most =
-        FIXED_BYTES_MAX + STR_U64_BYTES + date_line.len + response->content_type.len + response->headers.len;
+    size_t most = FIXED_BYTES_MAX + STR_U64_BYTES + date_line.len + response->content_type.len +
+                  response->headers.len + connection.len;
     char *begin = buf_reserve(out, most), *at = begin;
 
     if (slot != SLOT_OTHER) {
@@ -161,11 +161,15 @@ void http_connection_fail(struct http_connection *connection, enum status status
     const struct http_route *route = exchange && exchange->entry ? exchange->entry->route : NULL;
     struct http_response response = {.status = status_http(status)};
     struct buf body = {0};
+    char lines[HTTP_ID_LINES_BYTES];
 
     if (response.status == 503)
         response.headers = STR("Retry-After: 1\r\n");
     put_error(&body, route, &(struct error){.status = status}, STR_NONE);
-    put_head(connection->out, connection->home, &response, (int64_t)buf_len(&body), false, close_line);
+    struct str line = close_line;
+    if (route && exchange->request.request_id.len > 0)
+        line = http_observe_put_id(exchange, line, lines);
+    put_head(connection->out, connection->home, &response, (int64_t)buf_len(&body), false, line);
     buf_put_str(connection->out, buf_str(&body));
     buf_deinit(&body);
     if (route)
@@ -198,6 +202,10 @@ void http_answer_put_head(struct http_exchange *exchange, const struct http_resp
     struct str line = exchange->closes                      ? close_line
                       : exchange->parser.minor_version == 0 ? STR("Connection: keep-alive\r\n")
                                                             : STR_NONE;
+    exchange->answer_bytes = length;
+    char lines[HTTP_ID_LINES_BYTES];
+    if (exchange->request.request_id.len > 0)
+        line = http_observe_put_id(exchange, line, lines);
     put_head(exchange->connection->out, exchange->home, response, length, exchange->is_chunked, line);
 }
 
@@ -287,11 +295,10 @@ void http_send_error_with(struct http_request *request, const struct error *erro
     struct buf body = {0}, lines = {0};
     int status = status_http(error->status);
 
-    if (status == 500)
-        log_error("request_failed", LOG_CSTR("route", request->route ? request->route->path : ""),
-                  LOG_ERROR_FIELDS(error));
     put_error(&body, request->route, error, extra_members);
     buf_put_str(&lines, headers);
+    if (status == 500)
+        http_observe_failure(request, error, &lines);
     if (status == 401 && !has_line(headers, STR("WWW-Authenticate:")))
         buf_put_str(&lines, STR("WWW-Authenticate: Bearer\r\n"));
     if (status == 503 && !has_line(headers, STR("Retry-After:")))

@@ -100,6 +100,8 @@ void http_tally_count(struct http_exchange *exchange, int status)
     struct http_entry *entry = exchange->entry;
     struct metric_series *counter = counter_of(entry, exchange->request.method == HTTP_HEAD, status);
 
+    if (exchange->observed.is_due)
+        http_observe_end(exchange, status);
     if (exchange->is_late) {
         http_budget_leave_waiting(exchange);
         metric_add(counter, 1);
