@@ -140,6 +140,12 @@ uint64_t kernel_share_of(const struct http_request *request)
     return identity ? hash_seeded(identity->tenant) : 0;
 }
 
+struct str kernel_tenant_of(const struct http_request *request)
+{
+    const struct auth_identity *identity = kernel_identity(request);
+    return identity ? identity->tenant : STR_NONE;
+}
+
 /* ---- Idempotency-Key ---- */
 
 /* A public route has keys too; all its callers share them. */

@@ -15,6 +15,7 @@
 #include "idempotency/idempotency.h"
 #include "kernel/audit.h"
 #include "kernel/kernel_inside.h"
+#include "kernel/traces.h"
 
 enum { VERIFIER_THREADS = 2 };
 
@@ -106,6 +107,13 @@ static sigset_t handled_signals(void)
     return signals;
 }
 
+static void set_log(const struct config *config)
+{
+    const struct kernel_log_settings *log = config_section(config, "log");
+    log_set_level((enum log_level)log->level);
+    http_set_access_log((enum http_access_log)log->access);
+}
+
 static enum status start_modules(struct kernel *kernel, struct error *error)
 {
     metrics_register(&kernel_audit_family);
@@ -146,6 +154,7 @@ static enum status start_server(struct kernel *kernel, struct error *error)
             .idempotency = kernel_idempotency_step,
             .on_idempotency_end = idempotency_leave,
             .share_of = kernel_share_of,
+            .tenant_of = kernel_tenant_of,
         },
         &kernel->server, error);
     if (status == STATUS_OK && kernel->options.listen.len)
@@ -165,6 +174,7 @@ static enum status start(struct kernel *kernel, struct error *error)
                                          (size_t)http->worker_queue);
     kernel->scrape = kernel_scrape_create(loop_group_loop(kernel->loops, 0));
     kernel->router = http_router_create();
+    kernel->traces = kernel_traces_start(kernel);
     kernel->idempotency = idempotency_create(IDEMPOTENCY_WAIT_MS);
     struct auth_settings auth = kernel_auth_settings(kernel->config, kernel->options.modules);
     kernel->verifiers =
@@ -228,8 +238,9 @@ static void kernel_reload(struct kernel *kernel)
         return;
     }
     config_each_restart(kernel->config, fresh, changed_setting, NULL);
-    log_set_level((enum log_level)((const struct kernel_log_settings *)config_section(fresh, "log"))->level);
+    set_log(fresh);
     kernel_rates_set(kernel, fresh);
+    kernel_traces_reload(fresh);
     for (size_t i = 0; i < kernel->module_count; i++) {
         struct kernel_module *entry = &kernel->modules[i];
         if (entry->started && entry->module->reload)
@@ -291,6 +302,7 @@ static void on_drained(void *arg)
 
 static void stop(struct kernel *kernel)
 {
+    kernel_traces_stop(kernel->traces);
     fetch_stop();
     kernel_store_begin_stop(kernel);
     for (size_t i = kernel->module_count; i-- > 0;)
@@ -315,6 +327,7 @@ static void destroy(struct kernel *kernel)
     if (kernel->auth)
         auth_destroy(kernel->auth);
     kernel_scrape_destroy(kernel->scrape);
+    kernel_traces_destroy(kernel->traces);
     kernel_memory_destroy(kernel->memory);
     loop_group_destroy(kernel->loops);
     db_servers_destroy(kernel->servers);      /* the loops freed the last of their users */
@@ -339,8 +352,7 @@ int kernel_serve(const struct kernel_options *options)
     kernel.config = kernel_config_load_or_print(options);
     if (!kernel.config)
         return 1;
-    log_set_level(
-        (enum log_level)((const struct kernel_log_settings *)config_section(kernel.config, "log"))->level);
+    set_log(kernel.config);
     kernel.first = kernel.config;
     log_never_wait();
     kernel_descriptors_raise();

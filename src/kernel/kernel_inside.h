@@ -21,7 +21,8 @@ struct kernel_debug_settings {
 };
 
 struct kernel_log_settings {
-    int level; /* enum log_level */
+    int level;  /* enum log_level */
+    int access; /* enum http_access_log */
 };
 
 struct kernel_rate_settings { /* one rule */
@@ -48,6 +49,7 @@ struct idempotency;
 struct kernel_memory;
 struct kernel_scrape;
 struct kernel_rates;
+struct kernel_traces;
 struct rate_table;
 
 enum { KERNEL_CONSUMED_MAX = 16 };
@@ -83,6 +85,7 @@ struct kernel {
     struct worker_pool *workers;
     struct worker_pool *verifiers; /* of signatures alone: a dead PostgreSQL may block every worker */
     struct kernel_scrape *scrape;  /* actuator.c: renders the metrics */
+    struct kernel_traces *traces;  /* traces.c: exports spans; NULL = off */
     struct kernel_memory *memory;  /* memory.c: limits.memory */
     struct auth *auth;
     struct db_server *servers;  /* those that a target of this process ever named */
@@ -99,7 +102,8 @@ struct kernel {
 };
 
 bool kernel_wants_module(const struct kernel *kernel, const struct module *module); /* by its roles */
-http_step_fn kernel_gate, kernel_idempotency_step;            /* context: struct kernel */
+http_step_fn kernel_gate, kernel_idempotency_step; /* context: struct kernel */
+struct str kernel_tenant_of(const struct http_request *request);
 uint64_t kernel_share_of(const struct http_request *request); /* its tenant's, of the memory for bodies */
 /* ---- rates.c ---- */
 extern const struct setting_row kernel_rate_rows[];

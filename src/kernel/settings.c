@@ -1,4 +1,4 @@
-/* The kernel's own settings: `http`, `log`, `bus`, `postgres`, `limits`, `debug`; engines.c has those of engines, modules bring theirs. How
+/* The kernel's own settings: `http`, `log`, `bus`, `postgres`, `limits`, `debug`; engines.c and traces.c have theirs, modules bring theirs. How
  * the file is loaded and checked, and what the system lets the process have of the limits in it. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +8,7 @@
 #include "base/secret.h"
 #include "kernel/engines.h"
 #include "kernel/kernel_inside.h"
+#include "kernel/traces.h"
 
 enum { EXTRA_CONNECTIONS_MAX = 256 };
 
@@ -82,9 +83,14 @@ static const struct setting_row http_rows[] = {
 };
 
 static const char *const log_levels[] = {"debug", "info", "warn", "error", NULL};
+static const char *const access_logs[] = {"off", "errors", "all", NULL};
 static const struct setting_row log_rows[] = {
     {"level", SETTING_ENUM, offsetof(struct kernel_log_settings, level), "Lowest level that is written.",
      "info", .choices = log_levels, .reloadable = true},
+    {"access", SETTING_ENUM, offsetof(struct kernel_log_settings, access),
+     "A line `http_request` for each request: all of them, or errors: those answered by 400 and above, or not at all. Its level "
+     "is info.",
+     "off", .choices = access_logs, .reloadable = true},
     {.name = NULL},
 };
 
@@ -223,6 +229,8 @@ const struct config_section kernel_own_sections[] = {
      "The PostgreSQL that all modules keep their tables in, unless refdata.postgres names others for reference data. "
      "Without this block: the first of refdata.postgres.",
      store_rows, sizeof(struct kernel_postgres)},
+    {"traces", "Spans for an OpenTelemetry collector.", kernel_traces_rows,
+     sizeof(struct kernel_traces_settings)},
     {"limits", "What clients may use.", limit_rows, sizeof(struct kernel_limit_settings)},
     {"debug", "Routes for development.", debug_rows, sizeof(struct kernel_debug_settings)},
     {"kafka", "Where Kafka is. Turns nothing on: see bus.commands.", kernel_kafka_rows,
@@ -356,6 +364,8 @@ static enum status check_config(const struct kernel_options *options, const stru
     enum status status = check_listen(options, config, error);
     if (status == STATUS_OK)
         status = kernel_memory_check(config, error);
+    if (status == STATUS_OK)
+        status = kernel_traces_check(config, error);
     if (status == STATUS_OK)
         status = kernel_engines_check(config, error);
     if (status == STATUS_OK)
