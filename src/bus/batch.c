@@ -100,7 +100,7 @@ static void add_dead_letter(const struct bus_consumer *consumer, const struct bu
 {
     log_warn("bus_dead_letter", LOG_STR("topic", message->topic), LOG_CSTR("group", consumer->spec.group),
              LOG_INT("partition", message->partition), LOG_INT("offset", message->offset),
-             LOG_CSTR("reason", reason));
+             LOG_TRACE(bus_message_header(message, STR(BUS_HEADER_TRACEPARENT))), LOG_CSTR("reason", reason));
     if (consumer->topic->dead)
         outcome->dead_letters[outcome->dead_letter_count++] =
             bus_dead_letter(consumer, message, reason, arena);
@@ -269,7 +269,8 @@ static void log_failure(struct bus_delivery *delivery, const struct bus_message 
     if (error->status != STATUS_CANCELLED && !(is_outage && delivery->is_out))
         log_warn("bus_batch_failed", LOG_STR("topic", first->topic),
                  LOG_CSTR("group", delivery->consumer->spec.group), LOG_INT("partition", first->partition),
-                 LOG_INT("offset", first->offset), LOG_ERROR_FIELDS(error));
+                 LOG_INT("offset", first->offset),
+                 LOG_TRACE(bus_message_header(first, STR(BUS_HEADER_TRACEPARENT))), LOG_ERROR_FIELDS(error));
     delivery->is_out |= is_outage;
 }
 

@@ -23,6 +23,7 @@
 #include "base/buf.h"
 #include "base/metrics.h"
 #include "base/setting.h"
+#include "base/span.h"
 #include "base/status.h"
 #include "base/str.h"
 #include "base/trace.h"
@@ -122,6 +123,9 @@ struct hydration_waiter {
     int64_t begun_ns, deadline_ns;
     enum hydration_way way;
     bool defers, has_joined, is_background;
+    bool is_traced; /* its span is recorded when it is done */
+    struct trace trace;
+    uint8_t parent_span[SPAN_ID_BYTES];
 };
 
 /* On `loop`, one of the group's: on_done is called once, on this loop, perhaps before this returns. The need is borrowed for the

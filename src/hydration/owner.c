@@ -53,12 +53,18 @@ struct look {
     struct buf whole, cut;
     struct hydration_entity entity;
     struct hydration_event event;
+    struct span *span;      /* of the answer; NULL = not recorded */
+    struct str traceparent; /* to pass on with it */
+    bool failed;
 };
 
 static enum status look_open(struct look *look, const struct hydration_owner *owner, int64_t deadline_ns,
                              struct error *error)
 {
     look->arena = ARENA(HYDRATION_ARENA_BYTES);
+    if (look->question)
+        look->traceparent = span_follow(&look->span, SPAN_CONSUMER, "answer lookup",
+                                        look->question->event.traceparent, &look->arena);
     look->whole = look->cut = (struct buf){0};
     look->entity = (struct hydration_entity){.data = &look->whole, .arena = &look->arena};
     enum status status = owner->look(owner->context, &look->need, deadline_ns, &look->entity, error);
@@ -72,8 +78,21 @@ static enum status look_open(struct look *look, const struct hydration_owner *ow
     return status;
 }
 
+static void end_span(struct look *look)
+{
+    if (!look->span)
+        return;
+    span_put_str(look->span, "freshet.tenant.id", look->need.tenant);
+    span_put_str(look->span, "freshet.entity.type", look->need.entity_type);
+    span_put_str(look->span, "freshet.entity.id", str_utf8_cut(look->need.entity_id, SPAN_TEXT_BYTES / 2));
+    if (look->failed)
+        span_fail(look->span, STR("not_answered"));
+    span_end(look->span);
+}
+
 static void look_close(struct look *look)
 {
+    end_span(look);
     buf_deinit(&look->whole);
     buf_deinit(&look->cut);
     arena_deinit(&look->arena);
@@ -155,7 +174,7 @@ static void make_answer(struct look *look, const struct hydration_event *questio
 
     event->kind = HYDRATION_EVENT_NOT_FOUND;
     event->correlation_id = question->correlation_id;
-    event->traceparent = question->traceparent;
+    event->traceparent = look->traceparent;
     event->is_private = is_hidden || (is_there && entity->is_private);
     event->reason = is_hidden ? HYDRATION_INACCESSIBLE : HYDRATION_ABSENT;
     if (event->is_private)
@@ -170,7 +189,8 @@ static void log_unanswered(struct hydration *hydration, const struct hydration_e
     if (hydration_may_log(&hydration->answer_logged_ns))
         log_warn("hydration_unanswered", LOG_STR("entity_type", question->entity_type),
                  LOG_STR("entity_id", question->entity_id), LOG_STR("requester_module", question->module),
-                 LOG_STR("correlation_id", question->correlation_id), LOG_ERROR_FIELDS(error));
+                 LOG_STR("correlation_id", question->correlation_id), LOG_TRACE(question->traceparent),
+                 LOG_ERROR_FIELDS(error));
 }
 
 /* Looks one up. A shard that asked directly gets the answer at once. */
@@ -190,6 +210,7 @@ static bool answer_one(struct hydration_owner_slot *slot, struct question *asked
     enum status status = look_open(look, &slot->row, clock_deadline_ms(HYDRATION_OWNER_MS), &error);
     FAILPOINT("hydration.before_answer");
     if (status != STATUS_OK) {
+        look->failed = true;
         log_unanswered(hydration, question, &error);
         return false;
     }
@@ -231,6 +252,7 @@ static void answer_some(struct hydration_owner_slot *slot)
                               ? hydration_wire_send(slot->hydration, &answers[i], 1, deadline_ns, &error)
                               : status;
         const struct hydration_event *asked = &looks[i].question->event;
+        looks[i].failed = own != STATUS_OK;
         if (own != STATUS_OK)
             log_unanswered(slot->hydration, asked, &error);
         else
@@ -240,6 +262,7 @@ static void answer_some(struct hydration_owner_slot *slot)
                 LOG_CSTR("hydration_mode", hydration_mode_names[asked->cover.mode]),
                 LOG_STR("requester_module", asked->module), LOG_STR("source_module", answers[i].module),
                 LOG_STR("correlation_id", asked->correlation_id), LOG_STR("tenant_id", asked->tenant),
+                LOG_TRACE(asked->traceparent),
                 LOG_CSTR("result", answers[i].kind == HYDRATION_EVENT_UPDATED ? "updated" : "not-found"));
         look_close(&looks[i]);
     }

@@ -65,6 +65,7 @@ static void log_outcome(const struct hydration_need *need, const struct hydratio
                         const char *correlation_id, const struct hydration_outcome *outcome)
 {
     enum log_level level = outcome->way == HYDRATION_BY_ASKING ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG;
+    char trace_id[TRACE_ID_TEXT_BYTES];
     if (!log_enabled(level))
         return;
     log_write(level, "hydration",
@@ -76,7 +77,8 @@ static void log_outcome(const struct hydration_need *need, const struct hydratio
                          LOG_CSTR("correlation_id", correlation_id),
                          LOG_INT("wait_timeout_ms", policy->wait_timeout_ms),
                          LOG_BOOL("negative_cache_hit", outcome->is_negative_hit),
-                         LOG_CSTR("result", hydration_result_name(outcome->result))));
+                         LOG_CSTR("result", hydration_result_name(outcome->result)),
+                         LOG_STR("traceId", trace_id_text(&need->trace, trace_id))));
 }
 
 /* `data` cut to the need: a slice of it, a literal, or in `out`. */
@@ -193,8 +195,11 @@ void hydration_ask(struct hydration *hydration, const struct hydration_policy *p
         shard->cut = cut;
         return;
     }
+    struct hydration_need own = *need;
+    waiter->is_traced = span_enter(&own.trace, waiter->parent_span);
+    waiter->trace = own.trace;
     start_waiting(waiter, need->subject);
-    if (!hydration_waiter_join(waiter, need, known.is_private ? need->subject : STR_NONE)) {
+    if (!hydration_waiter_join(waiter, &own, known.is_private ? need->subject : STR_NONE)) {
         stop_waiting(waiter);
         complete_now(waiter, need, &refused);
     } else if (known.is_private || known.was_received || known.outcome.data.len) {
@@ -218,6 +223,26 @@ void hydration_waiter_cancel(struct hydration_waiter *waiter)
     hydration_lookup_end_unused(waiter->lookup);
 }
 
+static void record_span(const struct hydration_waiter *waiter, const struct hydration_outcome *outcome)
+{
+    static const char *const ways[] = {[HYDRATION_BY_MEMORY] = "memory",
+                                       [HYDRATION_BY_LEDGER] = "ledger",
+                                       [HYDRATION_BY_JOINING] = "joining",
+                                       [HYDRATION_BY_ASKING] = "asking"};
+    const struct hydration_need *need = &waiter->lookup->need;
+    struct span span;
+    span_resume(&span, SPAN_INTERNAL, "look up entity", &waiter->trace, waiter->parent_span,
+                clock_mono_ns() - waiter->begun_ns);
+    span_put_str(&span, "freshet.tenant.id", need->tenant);
+    span_put_str(&span, "freshet.entity.type", need->entity_type);
+    span_put_str(&span, "freshet.entity.id", str_utf8_cut(need->entity_id, SPAN_TEXT_BYTES / 2));
+    span_put_str(&span, "freshet.hydration.way", str_from(ways[outcome->way]));
+    span_put_str(&span, "freshet.hydration.result", str_from(hydration_result_name(outcome->result)));
+    if (outcome->result == HYDRATION_UNAVAILABLE || outcome->result == HYDRATION_TIMEOUT)
+        span_fail(&span, str_from(hydration_result_name(outcome->result)));
+    span_end(&span);
+}
+
 void hydration_waiter_leave(struct hydration_waiter *waiter, const struct hydration_outcome *outcome,
                             enum hydration_way way)
 {
@@ -225,6 +250,8 @@ void hydration_waiter_leave(struct hydration_waiter *waiter, const struct hydrat
     struct hydration_outcome own = *outcome;
 
     own.way = waiter->way = way;
+    if (waiter->is_traced)
+        record_span(waiter, &own);
     if (!waiter->is_background) {
         hydration_count_outcome(waiter->policy, &own, waiter->begun_ns, loop_now_ns(waiter->shard->loop));
         log_outcome(&lookup->need, waiter->policy,

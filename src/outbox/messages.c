@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "base/clock.h"
-#include "base/trace.h"
+#include "base/span.h"
 
 enum {
     COMMON_HEADERS = 5,
@@ -70,18 +70,46 @@ static bool is_outage(enum status status)
     return status == STATUS_CONFIG || (status != STATUS_INTERNAL && status_retryable(status));
 }
 
+/* The message is passed on with the span of its publishing as its parent; NULL: it is not recorded. */
+static struct span *begin_span(struct bus_message *message, const struct outbox_event *event,
+                               struct arena *arena)
+{
+    struct span *span = NULL;
+    for (unsigned i = 0; i < message->header_count && span_is_on(); i++) {
+        if (!str_eq(message->headers[i].name, STR(BUS_HEADER_TRACEPARENT)))
+            continue;
+        struct str traceparent =
+            span_follow(&span, SPAN_PRODUCER, "publish event", message->headers[i].value, arena);
+        if (!span)
+            break;
+        struct bus_header *headers = arena_alloc(arena, message->header_count * sizeof *headers);
+        memcpy(headers, message->headers, message->header_count * sizeof *headers);
+        headers[i].value = traceparent;
+        message->headers = headers;
+        span_put_str(span, "messaging.destination.name", message->topic);
+        span_put_str(span, "messaging.operation.type", STR("send"));
+        span_put_str(span, "freshet.event.id", bus_message_header(message, STR(BUS_HEADER_EVENT_ID)));
+        span_put_str(span, "freshet.event.type", event->event_type);
+        break;
+    }
+    return span;
+}
+
 void outbox_messages_publish(struct bus *bus, struct outbox_batch *batch, outbox_message_fn *write,
                              void *context)
 {
     struct arena arena = ARENA(16384);
     struct bus_message *messages = arena_alloc(&arena, batch->count * sizeof *messages);
     size_t *events = arena_alloc(&arena, batch->count * sizeof *events), count = 0;
+    struct span **spans = arena_alloc(&arena, batch->count * sizeof(struct span *));
     for (size_t i = 0; i < batch->count; i++) {
         const char *reason = "";
-        if (write(context, &batch->events[i], &messages[count], &arena, &reason))
-            events[count++] = i;
-        else
+        if (!write(context, &batch->events[i], &messages[count], &arena, &reason)) {
             outbox_batch_set(batch, i, OUTBOX_POISON, "%s", reason);
+            continue;
+        }
+        spans[count] = begin_span(&messages[count], &batch->events[i], &arena);
+        events[count++] = i;
     }
     struct error error = {0};
     int64_t soon_ns = clock_deadline_ms(OUTBOX_PUBLISH_MS);
@@ -104,8 +132,11 @@ void outbox_messages_publish(struct bus *bus, struct outbox_batch *batch, outbox
                                        : is_outage(error.status)        ? OUTBOX_OUTAGE
                                        : is_poison                      ? OUTBOX_POISON
                                                                         : OUTBOX_RETRY;
-        if (error.status != STATUS_OK)
+        if (error.status != STATUS_OK) {
             outbox_batch_set(batch, events[i], kind, "%s", error.message);
+            span_fail(spans[i], str_from(status_code(error.status)));
+        }
+        span_end(spans[i]);
     }
     arena_deinit(&arena);
 }

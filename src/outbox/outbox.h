@@ -51,7 +51,7 @@
 /* ---- a table: names of columns are identifiers, taken as they stand ---- */
 #define OUTBOX_AGGREGATE_MAX 3
 #define OUTBOX_EXTRA_MAX 8
-#define OUTBOX_LOGGED_MAX 4
+#define OUTBOX_LOGGED_MAX 5
 
 struct outbox_column {
     const char *name, *type; /* "session_id", "uuid" */
@@ -61,6 +61,11 @@ struct outbox_logged {
     const char *name, *value; /* of a log line's member; an expression over the row `e` */
     bool is_number;           /* a whole one */
 };
+
+#define OUTBOX_LOGGED_TRACE                              \
+    {                                                    \
+        "traceId", "substr(e.traceparent, 4, 32)", false \
+    }
 
 /* The words of a row's state. */
 struct outbox_words {

@@ -9,10 +9,11 @@
 #include "base/buf.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/span.h"
 #include "fetch/fetch.h"
 #include "modules/chat/chat.h"
 
-enum { CONNECT_MS = 2000, ENVELOPE_BYTES = 4096, ESCAPED_BYTES = 6 };
+enum { CONNECT_MS = 2000, ENVELOPE_BYTES = 4096, ESCAPED_BYTES = 6, HEADERS = 4, TRACESTATE_BYTES_MAX = 512 };
 
 static const struct chat_agent repeater = {.name = {"assistant", 9}, .reply = {"{content}", 9}};
 
@@ -132,10 +133,25 @@ static enum status read_reply(const struct fetch_answer *answer, size_t bytes_ma
     return STATUS_OK;
 }
 
-enum status chat_agent_call(const struct chat_agent *agent, const struct chat_key *caller, struct str content,
-                            size_t bytes_max, struct arena *arena, struct str *reply, struct error *error)
+/* W3C trace context. `tracestate` belongs to a traceparent, and is passed on as it came, if it came once and is not too long. */
+static void add_context(const char **headers, const struct http_request *request, const struct trace *trace)
 {
-    static const char *const headers[] = {"Content-Type: application/json", "Accept: application/json", NULL};
+    struct str state = http_request_header(request, STR("tracestate"));
+    if (trace_is_none(trace))
+        return;
+    *headers++ = arena_printf(request->arena, "traceparent: %s", trace_text(trace, request->arena).ptr).ptr;
+    if (state.len > 0 && state.len <= TRACESTATE_BYTES_MAX && str_is_utf8(state) &&
+        http_request_header_count(request, STR("tracestate")) == 1)
+        *headers = arena_printf(request->arena, "tracestate: %.*s", STR_ARG(state)).ptr;
+}
+
+enum status chat_agent_call(const struct chat_agent *agent, const struct chat_key *caller, struct str content,
+                            const struct http_request *request, size_t bytes_max, struct str *reply,
+                            struct error *error)
+{
+    const char *headers[HEADERS + 1] = {"Content-Type: application/json", "Accept: application/json"};
+    struct arena *arena = request->arena;
+    struct span span;
     struct fetch_answer answer = {0};
     struct buf body = {0};
     buf_put_char(&body, '{');
@@ -146,6 +162,8 @@ enum status chat_agent_call(const struct chat_agent *agent, const struct chat_ke
     json_put_member_str(&body, "user_id", caller->user);
     json_put_member_str(&body, "content", content);
     buf_put_char(&body, '}');
+    span_begin(&span, SPAN_CLIENT, "POST", &request->trace);
+    add_context(headers + 2, request, &span.trace);
     enum status status = fetch_run(
         &(struct fetch_request){
             .method = "POST",
@@ -159,6 +177,14 @@ enum status chat_agent_call(const struct chat_agent *agent, const struct chat_ke
         &answer, error);
     if (status == STATUS_OK)
         status = read_reply(&answer, bytes_max, arena, reply, error);
+    span_put_str(&span, "http.request.method", STR("POST"));
+    span_put_str(&span, "freshet.tenant.id", caller->tenant);
+    span_put_str(&span, "freshet.agent", agent->name);
+    if (answer.status > 0)
+        span_put_int(&span, "http.response.status_code", answer.status);
+    if (status != STATUS_OK)
+        span_fail(&span, str_from(status_code(status)));
+    span_end(&span);
     if (status != STATUS_OK)
         log_warn("chat_agent_failed", LOG_STR("agent", agent->name), LOG_STR("tenantId", caller->tenant),
                  LOG_STR("sessionId", caller->session), LOG_ERROR_FIELDS(error));

@@ -86,9 +86,9 @@ struct chat_choice chat_agent_choose(const struct chat_settings *settings, struc
                                      struct arena *arena);
 /* The template with {content} filled in, at most `bytes_max`, no character split. */
 struct str chat_agent_fill(struct str reply, struct str content, size_t bytes_max, struct arena *arena);
-/* On a worker, blocking: the reply of the agent's URL, in the arena, 1 to `bytes_max` bytes. A failure has been logged. */
+/* On a worker, blocking: the reply of the agent's URL, in the request's arena, 1 to `bytes_max` bytes. A failure has been logged. */
 enum status chat_agent_call(const struct chat_agent *agent, const struct chat_key *caller, struct str content,
-                            size_t bytes_max, struct arena *arena, struct str *reply,
+                            const struct http_request *request, size_t bytes_max, struct str *reply,
                             struct error *error) MUST_CHECK;
 
 /* ---- post.c, reads.c, streams.c: routes ---- */

@@ -107,8 +107,8 @@ static void call_agent_and_commit(struct http_request *request)
     struct posting *posting = request->handler_data;
     const struct chat_agent *agent = posting->choice.agent;
     struct error error = {0};
-    if (chat_agent_call(agent, &posting->caller, posting->content, (size_t)chat->settings->content_bytes_max,
-                        request->arena, &posting->reply, &error) != STATUS_OK) {
+    if (chat_agent_call(agent, &posting->caller, posting->content, request,
+                        (size_t)chat->settings->content_bytes_max, &posting->reply, &error) != STATUS_OK) {
         posting->role = STR("system");
         posting->reply = arena_printf(request->arena, "The agent %.*s did not answer.", STR_ARG(agent->name));
     }

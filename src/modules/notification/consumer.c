@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/span.h"
 #include "modules/notification/notification.h"
 
 enum {
@@ -214,23 +215,30 @@ static void on_events_committed(void *context, const struct bus_batch *batch, si
                       LOG_STR("eventId", bus_message_header(&batch->messages[i], STR(BUS_HEADER_EVENT_ID))),
                       LOG_INT("partition", batch->messages[i].partition),
                       LOG_INT("offset", batch->messages[i].offset),
-                      LOG_CSTR("reason", batch->verdicts[i].reason));
+                      LOG_CSTR("reason", batch->verdicts[i].reason),
+                      LOG_TRACE(bus_message_header(&batch->messages[i], STR(BUS_HEADER_TRACEPARENT))));
     for (size_t i = 0; i < memo->count; i++) {
         const struct notification_event *event = &memo->events[i];
+        span_end(event->span);
         double lag_s = (double)(now_us - event->occurred_us) / 1e6;
         if (memo->created == (int64_t)memo->count) /* no redelivery */
             metric_observe(metric_series_get(&notification_lag_family, NULL), lag_s > 0 ? lag_s : 0);
         log_debug("notification_event_handled", LOG_CSTR("eventId", event->event_id),
                   LOG_CSTR("notificationId", event->notification_id), LOG_STR("tenantId", event->tenant),
-                  LOG_INT("version", event->version));
+                  LOG_INT("version", event->version), LOG_TRACE(event->traceparent));
     }
     free_memo(memo);
 }
 
 static void on_events_uncommitted(void *context, const struct bus_batch *batch)
 {
+    struct memo *memo = batch->memo;
     (void)context;
-    free_memo(batch->memo);
+    for (size_t i = 0; memo && i < memo->count; i++) {
+        span_fail(memo->events[i].span, STR("not_committed"));
+        span_end(memo->events[i].span);
+    }
+    free_memo(memo);
 }
 
 static void on_events_lost(void *context, unsigned partition, int64_t offset, int64_t next)

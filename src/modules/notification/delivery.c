@@ -17,7 +17,7 @@
 #include "base/failpoint.h"
 #include "base/hex.h"
 #include "base/log.h"
-#include "base/trace.h"
+#include "base/span.h"
 #include "fetch/fetch.h"
 #include "modules/notification/notification.h"
 
@@ -35,7 +35,7 @@ const struct outbox_table notification_delivery_table = {
     .extra = {[EXTRA_EVENT_ID] = "e.event_id",
               [EXTRA_TENANT] = "e.tenant_id",
               [EXTRA_TRACEPARENT] = "e.traceparent"},
-    .logged = {{"eventId", "e.event_id", false}, {"tenantId", "e.tenant_id", false}},
+    .logged = {{"eventId", "e.event_id", false}, {"tenantId", "e.tenant_id", false}, OUTBOX_LOGGED_TRACE},
     .words = {"status", "PENDING", "PROCESSING", "SENT", "FAILED"},
     .published_at = "sent_at",
     .attempts = "attempt_count",
@@ -61,7 +61,7 @@ static void log_sent(const struct outbox_event *event)
 {
     log_info("notification_sent", LOG_STR("notificationId", event->id),
              LOG_STR("eventId", event->extra[EXTRA_EVENT_ID]), LOG_STR("eventType", event->event_type),
-             LOG_STR("tenantId", event->extra[EXTRA_TENANT]));
+             LOG_STR("tenantId", event->extra[EXTRA_TENANT]), LOG_TRACE(event->extra[EXTRA_TRACEPARENT]));
 }
 
 enum {
@@ -82,12 +82,13 @@ static bool drop_body(void *context, struct str bytes)
 }
 
 static void write_call(const struct notification_webhook_settings *webhook, const struct outbox_event *event,
-                       struct fetch_request *request, struct arena *arena)
+                       struct fetch_request *request, struct span **span, struct arena *arena)
 {
     struct str secret = notification_webhook_secret(webhook);
     const char **headers = arena_zalloc(arena, (HEADERS + 1) * sizeof *headers);
     struct trace trace;
     size_t count = 0;
+    *span = NULL;
     headers[count++] = "Content-Type: application/json";
     headers[count++] = "Expect:"; /* no pause before the body */
     headers[count++] = arena_printf(arena, "Idempotency-Key: %.*s", STR_ARG(event->id)).ptr;
@@ -100,8 +101,8 @@ static void write_call(const struct notification_webhook_settings *webhook, cons
         headers[count++] = arena_printf(arena, "X-Freshet-Signature: t=%s,v1=%s", at.ptr, hex).ptr;
     }
     if (trace_parse(event->extra[EXTRA_TRACEPARENT], &trace)) {
-        trace_child(&trace);
-        headers[count++] = arena_printf(arena, "traceparent: %s", trace_text(&trace, arena).ptr).ptr;
+        struct str passed_on = span_follow(span, SPAN_CLIENT, "POST", event->extra[EXTRA_TRACEPARENT], arena);
+        headers[count++] = arena_printf(arena, "traceparent: %.*s", STR_ARG(passed_on)).ptr;
     }
     *request = (struct fetch_request){.method = "POST",
                                       .url = webhook->url,
@@ -115,6 +116,36 @@ static void write_call(const struct notification_webhook_settings *webhook, cons
 
 /* ---- webhook: answers ---- */
 
+/* The URL may hold a secret in its path or query: only the host is shown. */
+static struct str host_of(struct str url)
+{
+    const char *at = memmem(url.ptr, url.len, "://", 3);
+    struct str rest = at ? str_of(at + 3, url.len - (size_t)(at + 3 - url.ptr)) : url, host;
+    if (!str_split(&rest, '/', &host))
+        return STR_NONE;
+    const char *name = memrchr(host.ptr, '@', host.len);
+    return name ? str_of(name + 1, host.len - (size_t)(name + 1 - host.ptr)) : host;
+}
+
+static void end_span(struct span *span, const struct notification_webhook_settings *webhook,
+                     const struct outbox_event *event, int status, enum outbox_result_kind kind)
+{
+    if (!span || kind == OUTBOX_RELEASE)
+        return;
+    span_put_str(span, "http.request.method", STR("POST"));
+    span_put_str(span, "server.address", host_of(webhook->url));
+    span_put_str(span, "freshet.tenant.id", event->extra[EXTRA_TENANT]);
+    span_put_str(span, "freshet.event.id", event->extra[EXTRA_EVENT_ID]);
+    span_put_str(span, "freshet.notification.id", event->id);
+    if (event->attempts > 0)
+        span_put_int(span, "http.request.resend_count", event->attempts);
+    if (status > 0)
+        span_put_int(span, "http.response.status_code", status);
+    if (kind != OUTBOX_DONE)
+        span_fail(span, kind == OUTBOX_POISON ? STR("refused") : STR("not_delivered"));
+    span_end(span);
+}
+
 static void send_webhooks(const struct notification_webhook_settings *webhook, struct outbox_batch *batch)
 {
     int64_t begun_ns = clock_mono_ns(), rounds = clock_ms_left(batch->deadline_ns) / webhook->timeout_ms;
@@ -126,8 +157,9 @@ static void send_webhooks(const struct notification_webhook_settings *webhook, s
     struct fetch_answer *answers = arena_zalloc(&arena, count * sizeof *answers);
     enum status *statuses = arena_zalloc(&arena, count * sizeof *statuses);
     struct error *errors = arena_zalloc(&arena, count * sizeof *errors);
+    struct span **spans = arena_alloc(&arena, count * sizeof(struct span *));
     for (size_t i = 0; i < count; i++)
-        write_call(webhook, &batch->events[i], &requests[i], &arena);
+        write_call(webhook, &batch->events[i], &requests[i], &spans[i], &arena);
     fetch_run_many(requests, count, (size_t)webhook->parallel, clock_deadline_ms(BEGIN_MS), answers, statuses,
                    errors);
     for (size_t i = 0; i < count; i++) {
@@ -141,6 +173,7 @@ static void send_webhooks(const struct notification_webhook_settings *webhook, s
             outbox_batch_set(batch, i, OUTBOX_RETRY, "%s", errors[i].message);
         else if (status < 200 || status > 299)
             outbox_batch_set(batch, i, OUTBOX_RETRY, "the receiver answered HTTP %d", status);
+        end_span(spans[i], webhook, &batch->events[i], status, batch->results[i].kind);
         if (batch->results[i].kind == OUTBOX_DONE) /* the engine logs the others */
             log_sent(&batch->events[i]);
         buf_deinit(&answers[i].body);

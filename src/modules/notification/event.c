@@ -5,7 +5,7 @@
 #include "auth/digest.h"
 #include "base/clock.h"
 #include "base/json.h"
-#include "base/trace.h"
+#include "base/span.h"
 #include "modules/notification/notification.h"
 #include "outbox/outbox.h"
 
@@ -94,7 +94,11 @@ enum status notification_event_read(const struct bus_message *message, struct ar
         return error_set(error, STATUS_BAD_REQUEST, "%s", wrong);
     struct str traceparent = bus_message_header(message, STR(BUS_HEADER_TRACEPARENT));
     if (trace_parse(traceparent, &trace))
-        event->traceparent = arena_str(arena, traceparent);
+        event->traceparent =
+            span_follow(&event->span, SPAN_CONSUMER, "accept event", arena_str(arena, traceparent), arena);
+    span_put_str(event->span, "messaging.destination.name", message->topic);
+    span_put_str(event->span, "freshet.tenant.id", event->tenant);
+    span_put_str(event->span, "freshet.event.id", str_from(event->event_id));
     struct uuid id =
         auth_uuid_named(&space, arena_printf(arena, "%.*s/%s", STR_ARG(event->tenant), event->event_id));
     uuid_format(&id, event->notification_id);

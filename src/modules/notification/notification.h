@@ -110,6 +110,7 @@ struct notification_event {
     struct str item_title; /* of the item, not of the event; empty = not known */
     int64_t occurred_us, version;
     struct str traceparent; /* empty = none, or invalid */
+    struct span *span;      /* NULL = not recorded */
 };
 
 #define NOTIFICATION_TEXT_BYTES_MAX 1024 /* of a user's or a sku's name, a reason, a purchase */

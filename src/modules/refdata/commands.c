@@ -22,7 +22,8 @@ const struct outbox_table refdata_command_table = {
     .event_type = "'command'",
     .logged = {{"eventId", "e.event_id", false},
                {"tenantId", "e.tenant_id", false},
-               {"dictCode", "e.dict_code", false}},
+               {"dictCode", "e.dict_code", false},
+               OUTBOX_LOGGED_TRACE},
     .extra =
         {[EXTRA_EVENT_ID] = "e.event_id", [EXTRA_TRACEPARENT] = "e.traceparent", [EXTRA_WAITED] = "e.waited"},
     REFDATA_OUTBOX_COLUMNS,

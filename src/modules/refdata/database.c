@@ -143,7 +143,8 @@ void refdata_database_decided(struct refdata_database *database, const struct re
         bool is_known = outcomes[i].makes_version && uuid_parse(str_from(outcomes[i].state.event_id), &event);
         if (database->invalidations)
             refdata_invalidations_hint(database->invalidations, outcomes[i].tenant, outcomes[i].dict_code,
-                                       outcomes[i].state.version, is_known ? &event : NULL);
+                                       outcomes[i].state.version, is_known ? &event : NULL,
+                                       outcomes[i].traceparent);
     }
     if (published)
         refdata_relay_published(database, published);

@@ -145,7 +145,7 @@ void refdata_relay_wake(struct refdata_database *database); /* any thread: somet
 bool refdata_relay_publishes_in_commits(const struct refdata_database *database);
 void refdata_relay_published(struct refdata_database *database, size_t count);
 void refdata_invalidations_hint(struct refdata_invalidations *invalidations, struct str tenant,
-                                struct str code, int64_t version,
-                                const struct uuid *event); /* any thread: committed; event NULL = not known */
+                                struct str code, int64_t version, const struct uuid *event,
+                                struct str traceparent); /* any thread: committed; event NULL = not known */
 
 #endif

@@ -19,7 +19,8 @@ const struct outbox_table refdata_outbox_table = {
     .logged = {{"eventId", "e.event_id", false},
                {"tenantId", "e.tenant_id", false},
                {"dictCode", "e.dict_code", false},
-               {"version", "e.version", .is_number = true}},
+               {"version", "e.version", .is_number = true},
+               OUTBOX_LOGGED_TRACE},
     .extra = {[EXTRA_EVENT_ID] = "e.event_id", [EXTRA_TRACEPARENT] = "e.traceparent"},
     REFDATA_OUTBOX_COLUMNS,
 };

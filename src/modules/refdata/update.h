@@ -115,9 +115,10 @@ struct refdata_state {
 struct refdata_outcome {
     struct str tenant, dict_code;
     struct refdata_state state;
-    bool is_hydrated;   /* of COMMITTED by this process: refdata.item_change has a row of it */
-    bool makes_version; /* by this event now; not where another one did, or an earlier commit */
-    bool is_published;  /* that version, in the same commit; until that has ended: it may be */
+    bool is_hydrated;       /* of COMMITTED by this process: refdata.item_change has a row of it */
+    bool makes_version;     /* by this event now; not where another one did, or an earlier commit */
+    struct str traceparent; /* of the update; empty = none. Set for refdata_database_decided() */
+    bool is_published;      /* that version, in the same commit; until that has ended: it may be */
 };
 
 #endif

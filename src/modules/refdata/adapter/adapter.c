@@ -12,7 +12,7 @@
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "base/trace.h"
+#include "base/span.h"
 
 enum { ARENA_BYTES = 65536, OWN_THREADS = 2 };
 
@@ -27,6 +27,7 @@ struct intake {
     size_t at; /* which of the batch's messages */
     struct refdata_update update;
     struct str traceparent; /* empty = none */
+    struct span *span;      /* NULL = not recorded */
     struct refdata_acceptance acceptance;
     struct error error; /* of REFUSED */
 };
@@ -45,6 +46,20 @@ static void free_memo(struct memo *memo)
         return;
     arena_deinit(&memo->arena);
     free(memo);
+}
+
+static void end_span(const struct intake *intake, bool is_committed)
+{
+    if (!intake->span)
+        return;
+    span_put_str(intake->span, "freshet.tenant.id", intake->update.tenant);
+    span_put_str(intake->span, "freshet.dict.code", intake->update.dict_code);
+    span_put_str(intake->span, "freshet.event.id", str_from(intake->update.event_id));
+    if (!is_committed)
+        span_fail(intake->span, STR("not_committed"));
+    else if (intake->acceptance.result == REFDATA_REFUSED)
+        span_fail(intake->span, str_from(status_code(intake->error.status)));
+    span_end(intake->span);
 }
 
 /* ---- one message ---- */
@@ -75,7 +90,7 @@ static bool read_message(const struct refdata_reader *reader, const struct refda
     if (status == STATUS_DICTIONARY_UNAVAILABLE) {
         log_warn("adapter_waits", LOG_STR("topic", message->topic), LOG_INT("partition", message->partition),
                  LOG_INT("offset", message->offset), LOG_STR("dictCode", intake->update.dict_code),
-                 LOG_ERROR_FIELDS(&error));
+                 LOG_TRACE(traceparent), LOG_ERROR_FIELDS(&error));
         bus_batch_retry(batch, at, "the dictionary %.*s: %s", STR_ARG(intake->update.dict_code),
                         error.message);
         return false;
@@ -89,7 +104,12 @@ static bool read_message(const struct refdata_reader *reader, const struct refda
         .update = &intake->update,
         .content_hash = refdata_acceptance_hash(&intake->update, &memo->arena),
         .subject = arena_printf(&memo->arena, "kafka:%.*s", STR_ARG(reader->source->settings->topic))};
-    intake->traceparent = trace_parse(traceparent, &trace) ? traceparent : STR_NONE;
+    intake->traceparent =
+        span_follow_root(&intake->span, SPAN_CONSUMER, "accept message",
+                         trace_parse(traceparent, &trace) ? traceparent : STR_NONE, &memo->arena);
+    span_put_str(intake->span, "messaging.system", STR("kafka"));
+    span_put_str(intake->span, "messaging.destination.name", message->topic);
+    span_put_int(intake->span, "messaging.kafka.offset", message->offset);
     memo->count++;
     return true;
 }
@@ -196,13 +216,14 @@ void refdata_reader_committed(void *context, const struct bus_batch *batch, size
         refused += batch->verdicts[i].kind == BUS_TERM;
     for (size_t i = 0; i < memo->count; i++) {
         const struct intake *intake = &memo->intakes[i];
+        end_span(intake, intake->at < settled);
         if (intake->at >= settled)
             continue;
         if (intake->acceptance.result == REFDATA_REFUSED)
             log_warn("update_refused", LOG_CSTR("eventId", intake->update.event_id),
                      LOG_STR("tenantId", intake->update.tenant),
                      LOG_STR("dictCode", intake->update.dict_code), LOG_CSTR("source", "KAFKA"),
-                     LOG_CSTR("code", status_code(intake->error.status)));
+                     LOG_CSTR("code", status_code(intake->error.status)), LOG_TRACE(intake->traceparent));
         else
             replayed += !refdata_acceptance_is_published(&intake->acceptance);
     }
@@ -214,8 +235,11 @@ void refdata_reader_committed(void *context, const struct bus_batch *batch, size
 
 void refdata_reader_uncommitted(void *context, const struct bus_batch *batch)
 {
+    struct memo *memo = batch->memo;
     (void)context;
-    free_memo(batch->memo);
+    for (size_t i = 0; memo && i < memo->count; i++)
+        end_span(&memo->intakes[i], false);
+    free_memo(memo);
 }
 
 void refdata_reader_gap(void *context, unsigned partition, int64_t offset, int64_t next)

@@ -309,10 +309,12 @@ void refdata_apply_report(struct refdata_database *database, const struct refdat
             log_debug("update_committed", LOG_CSTR("eventId", outcome->state.event_id),
                       LOG_STR("tenantId", outcome->tenant), LOG_STR("dictCode", outcome->dict_code),
                       LOG_INT("version", outcome->state.version),
-                      LOG_STR("source", refdata_source_name(commands[i].update.source)));
+                      LOG_STR("source", refdata_source_name(commands[i].update.source)),
+                      LOG_TRACE(commands[i].traceparent));
         if (outcome->state.decision != REFDATA_PENDING) {
             waited[decided] = commands[i].waited;
             outcomes[decided] = *outcome;
+            outcomes[decided].traceparent = commands[i].traceparent;
             outcomes[decided++].is_published &= is_published;
         }
         for (size_t j = 0; j < commands[i].other_count; j++) {

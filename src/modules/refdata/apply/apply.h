@@ -6,12 +6,14 @@
 #ifndef FRESHET_REFDATA_APPLY_H
 #define FRESHET_REFDATA_APPLY_H
 
+#include "base/span.h"
 #include "modules/refdata/refdata.h"
 
 struct refdata_command {
     struct refdata_update update; /* its slices live as long as the call */
     struct str requested_by;      /* update_request.requested_by; ptr NULL = not known */
     struct str traceparent;       /* goes on with the invalidation; ptr NULL = none */
+    struct span *span;            /* its own, whose traceparent that is; NULL = not recorded */
     bool waited;                  /* in another process perhaps */
     bool is_accepted;             /* by a POST or the adapter: it has its row of update_request */
     /* With the decision FAILED: it is a dead letter, and recorded only where it was accepted before. */

@@ -259,7 +259,8 @@ static enum status read_outcomes(struct batch *batch, struct error *error)
         if (found.content_hash.len &&
             !refdata_acceptance_is_of(&command->update, found.content_hash, batch->arena))
             log_warn("event_id_conflict", LOG_CSTR("eventId", command->update.event_id),
-                     LOG_STR("tenantId", outcome->tenant), LOG_STR("dictCode", outcome->dict_code),
+                     LOG_TRACE(command->traceparent), LOG_STR("tenantId", outcome->tenant),
+                     LOG_STR("dictCode", outcome->dict_code),
                      LOG_STR("source", refdata_source_name(command->update.source)));
         *outcome = (struct refdata_outcome){outcome->tenant, outcome->dict_code, .state = found.state};
         /* An event that was processed while this update is pending was another update's. Nothing else would decide it. */

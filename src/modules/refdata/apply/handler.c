@@ -88,10 +88,13 @@ static void read_message(struct memo *memo, struct bus_batch *batch, size_t at)
     struct json_value body;
     struct str code, tenant = STR_NONE, waited = bus_message_header(message, STR(REFDATA_HEADER_WAITED));
     *command = (struct refdata_command){
-        .traceparent = bus_message_header(message, STR(BUS_HEADER_TRACEPARENT)),
         .waited = str_eq(waited, STR("1")),
         .is_accepted = waited.ptr != NULL,
     };
+    command->traceparent =
+        span_follow(&command->span, SPAN_CONSUMER, "apply update",
+                    bus_message_header(message, STR(BUS_HEADER_TRACEPARENT)), &memo->arena);
+    span_put_str(command->span, "messaging.destination.name", message->topic);
     enum status status = refdata_update_open(message->payload, &limits, &body, &code, &memo->arena, &error);
     if (status == STATUS_OK)
         status =
@@ -194,6 +197,24 @@ static void record_given_up(void *context, struct bus_batch *batch)
     (void)apply_memo(memo, batch);
 }
 
+static void end_span(const struct refdata_command *command, bool is_committed)
+{
+    const struct refdata_state *state = &command->outcome.state;
+    struct span *span = command->span;
+    if (!span)
+        return;
+    span_put_str(span, "freshet.tenant.id", command->update.tenant);
+    span_put_str(span, "freshet.dict.code", command->update.dict_code);
+    span_put_str(span, "freshet.event.id", str_from(command->update.event_id));
+    if (!is_committed)
+        span_fail(span, STR("not_committed"));
+    else if (command->decided && state->decision == REFDATA_FAILED)
+        span_fail(span, str_from(state->code));
+    else if (command->decided && state->decision == REFDATA_COMMITTED)
+        span_put_int(span, "freshet.dict.version", state->version);
+    span_end(span);
+}
+
 static void batch_committed(void *context, const struct bus_batch *batch, size_t settled)
 {
     struct memo *memo = batch->memo;
@@ -207,21 +228,25 @@ static void batch_committed(void *context, const struct bus_batch *batch, size_t
     for (size_t i = 0; i < memo->count; i++) {
         const struct refdata_command *command = &memo->commands[i];
         const struct refdata_state *state = &command->outcome.state;
+        end_span(command, true);
         if (!command->decided || state->decision != REFDATA_FAILED)
             continue;
-        log_warn("update_failed", LOG_CSTR("eventId", state->event_id),
-                 LOG_STR("tenantId", command->outcome.tenant),
-                 LOG_STR("dictCode", command->outcome.dict_code),
-                 LOG_STR("source", refdata_source_name(command->update.source)),
-                 LOG_CSTR("code", state->code), LOG_CSTR("reason", state->reason));
+        log_warn(
+            "update_failed", LOG_CSTR("eventId", state->event_id),
+            LOG_STR("tenantId", command->outcome.tenant), LOG_STR("dictCode", command->outcome.dict_code),
+            LOG_STR("source", refdata_source_name(command->update.source)), LOG_CSTR("code", state->code),
+            LOG_CSTR("reason", state->reason), LOG_TRACE(command->traceparent));
     }
     free_memo(memo);
 }
 
 static void batch_uncommitted(void *context, const struct bus_batch *batch)
 {
+    struct memo *memo = batch->memo;
     (void)context;
-    free_memo(batch->memo);
+    for (size_t i = 0; memo && i < memo->count; i++)
+        end_span(&memo->commands[i], false);
+    free_memo(memo);
 }
 
 /* Slow SQL of one tenant, or of one dictionary for many tenants, leaves handlers to the others. */

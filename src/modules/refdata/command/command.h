@@ -11,7 +11,7 @@
 #include <sys/queue.h>
 
 #include "base/map.h"
-#include "base/trace.h"
+#include "base/span.h"
 #include "modules/refdata/acceptance.h"
 #include "modules/refdata/refdata.h"
 
@@ -85,6 +85,7 @@ struct refdata_post {
     struct arena arena;                   /* of what follows; empty once it is committed */
     const struct auth_identity *identity; /* NULL: no dictionary had a writeScope when it arrived */
     struct str body, traceparent;
+    struct span *span; /* of its commit; NULL = not recorded */
     int64_t key_keep_ms;
     struct refdata_update update;
 

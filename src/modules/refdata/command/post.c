@@ -171,6 +171,24 @@ static bool park_post(struct http_request *request, struct refdata_post *post, i
     return true;
 }
 
+/* Before its arena is freed. */
+static void end_span(struct refdata_post *post, const struct error *error)
+{
+    struct span *span = post->span;
+    if (!span)
+        return;
+    span_put_str(span, "freshet.tenant.id", str_from(post->tenant));
+    span_put_str(span, "freshet.dict.code", post->update.dict_code);
+    span_put_str(span, "freshet.event.id", str_from(post->update.event_id));
+    if (error)
+        span_fail(span, str_from(status_code(error->status)));
+    else
+        span_put_str(span, "freshet.commit.way",
+                     post->acceptance.state.decision == REFDATA_PENDING ? STR("queued") : STR("direct"));
+    span_end(span);
+    post->span = NULL;
+}
+
 /* The request, to be answered now; NULL: it is gone. */
 static struct http_request *unpark_post(struct refdata_post *post)
 {
@@ -181,6 +199,7 @@ static struct http_request *unpark_post(struct refdata_post *post)
 
 static void refuse_post(struct refdata_post *post, const struct error *error)
 {
+    end_span(post, error);
     struct http_request *request = unpark_post(post);
     if (request)
         refdata_answer_error(request, error);
@@ -210,11 +229,12 @@ static void on_committed(struct loop *loop, struct loop_message *message)
     (void)loop;
     struct refdata_post *post = CONTAINER_OF(message, struct refdata_post, committed);
     struct http_request *request = unpark_post(post);
+    bool is_taken = post->result == REFDATA_POST_TAKEN || post->result == REFDATA_POST_REPLAYED;
     discharge_body(post);
+    end_span(post, is_taken ? NULL : &post->error);
     arena_deinit(&post->arena); /* thousands may wait for their decision; they do not need their bodies */
     post->arena = ARENA(256);
-    bool has_to_wait = (post->result == REFDATA_POST_TAKEN || post->result == REFDATA_POST_REPLAYED) &&
-                       post->is_listed && !post->acceptance.is_keys_event &&
+    bool has_to_wait = is_taken && post->is_listed && !post->acceptance.is_keys_event &&
                        post->acceptance.state.decision == REFDATA_PENDING &&
                        post->wait_until_ns > loop_now_ns(post->loop);
     if (request && has_to_wait) { /* the place it just left is free: parking does not fail */
@@ -282,7 +302,8 @@ static struct refdata_post *create_post(struct http_request *request, bool waits
         post->acceptance.key_lock =
             idempotency_lock_key(request, identity->tenant, identity->subject, post->acceptance.key);
     }
-    post->traceparent = trace_text(&request->trace, &post->arena);
+    post->traceparent = span_follow(&post->span, SPAN_INTERNAL, "commit update",
+                                    trace_text(&request->trace, &post->arena), &post->arena);
     return post;
 }
 

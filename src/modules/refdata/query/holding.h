@@ -10,6 +10,7 @@
 
 #include "base/backoff.h"
 #include "base/map.h"
+#include "base/trace.h"
 #include "base/turns.h"
 #include "cache/cache.h"
 #include "modules/refdata/dictionary.h"
@@ -87,9 +88,16 @@ struct refdata_holding {
         int64_t second;  /* of the rate limit */
         unsigned asked_this_second;
     } barrier;
-    int64_t wanted_version; /* committed since the last load began, as other processes report; 0 = none */
-    int64_t began_ns;       /* the last load */
-    int64_t audit_at_ns;    /* 0 = not decided yet */
+    int64_t wanted_version;     /* committed since the last load began, as other processes report; 0 = none */
+    int64_t began_ns;           /* the last load */
+    struct refdata_load_trace { /* load_span.c */
+        struct trace
+            cause; /* of the newest traced message that no span was recorded for; none = there is none */
+        int64_t caused_version, recorded_version;
+        int64_t start_us, end_us, loaded_version; /* of the last load; 0 = its span is recorded */
+        bool is_delta;
+    } load_trace;
+    int64_t audit_at_ns;         /* 0 = not decided yet */
     struct refdata_watch *watch; /* NULL = no followers */
     uint64_t memory_bytes;
     int64_t committed_version; /* as the sweep last saw it */

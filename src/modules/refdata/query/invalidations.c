@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/map.h"
 #include "base/memory.h"
+#include "base/span.h"
 #include "modules/refdata/query/query.h"
 #include "modules/refdata/refdata.h"
 
@@ -20,6 +21,8 @@ struct pair {
     struct map_node node;
     struct refdata_invalidation last;
     bool is_event_known; /* otherwise it is not compared */
+    struct trace trace;  /* of the newest message that has one; none = none has */
+    int64_t traced_version;
 };
 
 struct gathered {
@@ -56,6 +59,8 @@ static void on_gathered(struct loop *loop, struct loop_message *message)
         /* Where nothing is held there is nothing to refresh: the first read loads the current version. */
         if (!holding || holding->dictionary->database != database || database->refdata->stopping)
             continue;
+        if (!trace_is_none(&pair->trace))
+            refdata_load_span_caused(holding, &pair->trace, pair->traced_version);
         const struct cache_snapshot *snapshot = cache_slot_read(&holding->slot);
         const struct cache_info *info = snapshot ? cache_snapshot_info(snapshot) : NULL;
         if (info ? info->version < last->version : refdata_holding_is_loading(holding))
@@ -88,7 +93,8 @@ static struct gathered *pending_of(struct refdata_invalidations *invalidations)
 }
 
 void refdata_invalidations_hint(struct refdata_invalidations *invalidations, struct str tenant,
-                                struct str code, int64_t version, const struct uuid *event)
+                                struct str code, int64_t version, const struct uuid *event,
+                                struct str traceparent)
 {
     uint64_t hash = map_hash_pair(tenant, code);
     struct map_node *node;
@@ -112,6 +118,9 @@ void refdata_invalidations_hint(struct refdata_invalidations *invalidations, str
         pair->is_event_known = event;
         pair->last.event = event ? *event : pair->last.event;
     }
+    if (pair && span_is_on() && traceparent.len > 0 && version >= pair->traced_version &&
+        trace_parse(traceparent, &pair->trace))
+        pair->traced_version = version;
     pthread_mutex_unlock(&invalidations->lock);
 }
 
@@ -162,14 +171,16 @@ static void on_batch(void *context, struct bus_batch *batch)
         struct refdata_invalidation read;
         arena_reset(&arena);
         if (refdata_invalidation_read(message->payload, &arena, &read)) {
-            refdata_invalidations_hint(invalidations, read.tenant, read.code, read.version, &read.event);
+            refdata_invalidations_hint(invalidations, read.tenant, read.code, read.version, &read.event,
+                                       bus_message_header(message, STR(BUS_HEADER_TRACEPARENT)));
             continue;
         }
         if (message->offset < 0)
             continue; /* a hint: it is counted when it comes from the stream */
         refdata_metrics_count(REFDATA_UNREADABLE, database);
         log_warn("invalidation_unreadable", LOG_STR("database", database),
-                 LOG_INT("partition", message->partition), LOG_INT("offset", message->offset));
+                 LOG_INT("partition", message->partition), LOG_INT("offset", message->offset),
+                 LOG_TRACE(bus_message_header(message, STR(BUS_HEADER_TRACEPARENT))));
     }
     arena_deinit(&arena);
 }

@@ -155,6 +155,11 @@ void refdata_schedule_loaded(struct refdata_holding *holding, const struct refda
 /* PostgreSQL has been asked about a dictionary's templates: its pairs load now, or are given up. */
 void refdata_schedule_checked(struct refdata *refdata, struct refdata_dictionary *dictionary);
 
+/* ---- load_span.c: on the home loop ---- */
+/* A traced message: this version was committed. */
+void refdata_load_span_caused(struct refdata_holding *holding, const struct trace *cause, int64_t version);
+void refdata_load_span_loaded(struct refdata_holding *holding, int64_t version, bool is_delta);
+
 /* ---- checks.c: audits and drift checks of one database, beside its sweep ---- */
 struct refdata_checks *refdata_checks_create(struct refdata *refdata, struct refdata_database *database);
 void refdata_checks_wake(struct refdata_checks *checks);    /* home loop: what is due, after a sweep */

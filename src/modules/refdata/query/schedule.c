@@ -251,6 +251,7 @@ void refdata_schedule_loaded(struct refdata_holding *holding, const struct refda
             cache_snapshot_unref(loaded->snapshot); /* nothing had changed */
         else
             swap(holding, loaded);
+        refdata_load_span_loaded(holding, version, refdata_loaded_is_delta(loaded));
         if (!refdata_loaded_is_delta(loaded))
             holding->basis = BASIS_HELD;
         /* Loaded counts as read: the next to go is not the one just asked for. */
