@@ -44,7 +44,6 @@ enum {
     HTTP_IDLE_MIN_MS = 1000, /* idle time after which a connection may be closed for another */
     HTTP_CACHE_LINE_BYTES = 64,
     HTTP_REQUEST_ID_BYTES_MAX = 128,
-    HTTP_ID_LINES_BYTES = HTTP_REQUEST_ID_BYTES_MAX + 64, /* with another short line */
 };
 
 /* What a parsed head means for the server. */
@@ -410,17 +409,19 @@ void http_tally_count_unmatched(struct http_home *home, int status);
 void http_tally_flush(struct http_home *home);
 void http_tally_register(struct http_server *server);
 
-/* observe.c */
-void http_observe_read(struct http_exchange *exchange); /* the request's ids */
-bool http_observe_is_on(void);                          /* spans are recorded, or the access log is written */
-void http_observe_begin(struct http_exchange *exchange);
-void http_observe_end(struct http_exchange *exchange, int status); /* 0 = the client has gone */
-void http_observe_enter(const struct http_exchange *exchange); /* log lines have its ids, until log_leave() */
-/* `line`, which is whole or empty, and X-Request-Id, in `out`. */
-struct str http_observe_put_id(const struct http_exchange *exchange, struct str line,
-                               char out[HTTP_ID_LINES_BYTES]);
+/* observe.c. Few requests are observed: this is kept out of the functions that all of them run through. */
+#define HTTP_COLD __attribute__((cold, noinline))
+HTTP_COLD void http_observe_read(struct http_exchange *exchange); /* the request's ids */
+bool http_observe_is_on(void); /* spans are recorded, or the access log is written */
+HTTP_COLD void http_observe_begin(struct http_exchange *exchange);
+HTTP_COLD void http_observe_end(struct http_exchange *exchange, int status); /* 0 = the client has gone */
+HTTP_COLD void http_observe_enter(
+    const struct http_exchange *exchange); /* log lines have its ids, until log_leave() */
+HTTP_COLD void http_observe_put_id(const struct http_request *request,
+                                   struct buf *out); /* into the head that was just put */
 /* The line of a 500. A request without an id gets one, in the line and in the answer's headers. */
-void http_observe_failure(const struct http_request *request, const struct error *error, struct buf *headers);
+HTTP_COLD void http_observe_failure(const struct http_request *request, const struct error *error,
+                                    struct buf *headers);
 
 /* request.c */
 uint64_t http_peer_hash(const struct sockaddr_in6 *peer);

@@ -31,15 +31,12 @@ void http_observe_read(struct http_exchange *exchange)
     }
 }
 
-struct str http_observe_put_id(const struct http_exchange *exchange, struct str line,
-                               char out[HTTP_ID_LINES_BYTES])
+void http_observe_put_id(const struct http_request *request, struct buf *out)
 {
-    char *at = str_put(out, line);
-
-    at = str_put(at, STR("X-Request-Id: "));
-    at = str_put(at, exchange->request.request_id);
-    at = str_put(at, STR("\r\n"));
-    return str_of(out, (size_t)(at - out));
+    out->end -= 2; /* the empty line */
+    buf_put_str(out, STR("X-Request-Id: "));
+    buf_put_str(out, request->request_id);
+    buf_put_str(out, STR("\r\n\r\n"));
 }
 
 /* ---- the span and the line ---- */
@@ -74,6 +71,15 @@ static struct str tenant_of(const struct http_exchange *exchange)
 static const char *route_of(const struct http_exchange *exchange)
 {
     return exchange->entry && exchange->entry->route ? exchange->entry->route->path : NULL;
+}
+
+/* Probes and scrapes of nobody's trace, of which each process gets many a minute. */
+static bool is_noise(const struct http_exchange *exchange)
+{
+    static const uint8_t none[sizeof exchange->observed.parent_span];
+
+    return memcmp(exchange->observed.parent_span, none, sizeof none) == 0 &&
+           str_starts_with(exchange->request.path, STR("/actuator/"));
 }
 
 /* Names and attributes are those of OpenTelemetry's conventions for HTTP. */
@@ -130,7 +136,7 @@ void http_observe_end(struct http_exchange *exchange, int status)
     int64_t elapsed_ns = clock_mono_ns() - exchange->started_ns;
 
     exchange->observed.is_due = false;
-    if (exchange->observed.is_traced)
+    if (exchange->observed.is_traced && !is_noise(exchange))
         record_span(exchange, status, elapsed_ns);
     if (access == HTTP_ACCESS_ALL || (access == HTTP_ACCESS_ERRORS && (status == 0 || status >= FIRST_ERROR)))
         write_line(exchange, status, elapsed_ns);

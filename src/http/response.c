@@ -79,7 +79,7 @@ static struct str date_line_of(struct http_home *home)
     return str_of(home->date_line, sizeof home->date_line);
 }
 
-/* Status line, fields and the empty line. `connection` is whole lines or empty; length -1 = not known. */
+/* Status line, fields and the empty line. `connection` is a whole line or empty; length -1 = not known. */
 static void put_head(struct buf *out, struct http_home *home, const struct http_response *response,
                      int64_t length, bool is_chunked, struct str connection)
 {
@@ -92,8 +92,8 @@ static void put_head(struct buf *out, struct http_home *home, const struct http_
     };
     unsigned slot = http_status_slot(response->status);
     struct str date_line = date_line_of(home);
-    size_t most = FIXED_BYTES_MAX + STR_U64_BYTES + date_line.len + response->content_type.len +
-                  response->headers.len + connection.len;
+    size_t most =
+        FIXED_BYTES_MAX + STR_U64_BYTES + date_line.len + response->content_type.len + response->headers.len;
     char *begin = buf_reserve(out, most), *at = begin;
 
     if (slot != SLOT_OTHER) {
@@ -161,15 +161,13 @@ void http_connection_fail(struct http_connection *connection, enum status status
     const struct http_route *route = exchange && exchange->entry ? exchange->entry->route : NULL;
     struct http_response response = {.status = status_http(status)};
     struct buf body = {0};
-    char lines[HTTP_ID_LINES_BYTES];
 
     if (response.status == 503)
         response.headers = STR("Retry-After: 1\r\n");
     put_error(&body, route, &(struct error){.status = status}, STR_NONE);
-    struct str line = close_line;
+    put_head(connection->out, connection->home, &response, (int64_t)buf_len(&body), false, close_line);
     if (route && exchange->request.request_id.len > 0)
-        line = http_observe_put_id(exchange, line, lines);
-    put_head(connection->out, connection->home, &response, (int64_t)buf_len(&body), false, line);
+        http_observe_put_id(&exchange->request, connection->out);
     buf_put_str(connection->out, buf_str(&body));
     buf_deinit(&body);
     if (route)
@@ -203,10 +201,9 @@ void http_answer_put_head(struct http_exchange *exchange, const struct http_resp
                       : exchange->parser.minor_version == 0 ? STR("Connection: keep-alive\r\n")
                                                             : STR_NONE;
     exchange->answer_bytes = length;
-    char lines[HTTP_ID_LINES_BYTES];
-    if (exchange->request.request_id.len > 0)
-        line = http_observe_put_id(exchange, line, lines);
     put_head(exchange->connection->out, exchange->home, response, length, exchange->is_chunked, line);
+    if (exchange->request.request_id.len > 0)
+        http_observe_put_id(&exchange->request, exchange->connection->out);
 }
 
 void http_answer_finish(struct http_exchange *exchange, int status, enum http_progress progress)

@@ -163,6 +163,9 @@ def test_c9_a_share_of_the_requests_without_a_trace_begins_one(serve, refdata_db
         spans = read(50)
         assert len(spans) == 50 and len({span.trace for span in spans}) == 50
         assert not any(span.parent for span in spans)
+        server.metrics()  # as probes and scrapes, it begins none
+        read(1)
+        assert not [span for span in collector.spans if "actuator" in span.name]
         reload(50)
         assert 30 < len(read(200)) < 170  # 100, by ten standard deviations
 
