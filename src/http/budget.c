@@ -11,7 +11,7 @@
  *     the loop holds more than its part. The one that is being written is spared. */
 #include "base/budget.h"
 
-#include "http/http_inside.h"
+#include "http/tls.h"
 
 enum {
     HEAD_PATIENCE_MS = 1000, /* for a head, when there is no room for another request */
@@ -30,9 +30,8 @@ static uint64_t tenant_of(const struct http_exchange *exchange)
 
 /* Connections that have been sending a head for a while, or do not read their answers. A walk over all, so not for each
  * refusal. */
-static void cut_slow_heads(const struct http_exchange *spared)
+static void cut_slow_heads(struct http_home *home, const struct http_connection *spared)
 {
-    struct http_home *home = spared->home;
     struct http_connection *connection, *next;
     int64_t now_ns = loop_now_ns(home->loop);
 
@@ -41,7 +40,9 @@ static void cut_slow_heads(const struct http_exchange *spared)
     home->next_cuts_ns = now_ns + HEAD_CUTS_PAUSE_MS * CLOCK_NS_PER_MS;
     LIST_FOREACH_SAFE(connection, &home->connections, entry, next) {
         int64_t since_ns = connection->is_behind ? connection->reading_since_ns : connection->state_since_ns;
-        if (connection->state != HTTP_STATE_HEAD || !connection->exchange || connection->exchange == spared ||
+        bool has_begun =
+            connection->exchange || http_tls_is_opening(connection) || http_tls_has_input(connection);
+        if (connection->state != HTTP_STATE_HEAD || !has_begun || connection == spared ||
             now_ns - since_ns < HEAD_PATIENCE_MS * CLOCK_NS_PER_MS)
             continue;
         metric_add(home->server->full_cuts, 1);
@@ -50,10 +51,8 @@ static void cut_slow_heads(const struct http_exchange *spared)
 }
 
 /* Each loop has its part of what heads may take. */
-static bool charge_head(struct http_exchange *exchange, size_t bytes)
+static bool charge_head(struct http_home *home, size_t bytes)
 {
-    struct http_home *home = exchange->home;
-
     if (home->head_bytes + bytes > budget_share(BUDGET_REQUESTS) / 2 / home->server->home_count) {
         budget_count_refusal(BUDGET_REQUESTS);
         return false;
@@ -61,7 +60,6 @@ static bool charge_head(struct http_exchange *exchange, size_t bytes)
     if (!budget_charge(BUDGET_REQUESTS, bytes))
         return false;
     home->head_bytes += bytes;
-    exchange->head_bytes += bytes;
     return true;
 }
 
@@ -75,13 +73,29 @@ bool http_budget_charge_head(struct http_exchange *exchange, size_t bytes)
 {
     size_t more = bytes - exchange->charged;
 
-    if (!charge_head(exchange, more)) {
-        cut_slow_heads(exchange);
-        if (!charge_head(exchange, more))
+    if (!charge_head(exchange->home, more)) {
+        cut_slow_heads(exchange->home, exchange->connection);
+        if (!charge_head(exchange->home, more))
             return false;
     }
+    exchange->head_bytes += more;
     exchange->charged = bytes;
     return true;
+}
+
+/* Handshakes are heads that are not complete: together they have half of the account's share. */
+bool http_budget_charge_handshake(struct http_connection *connection, size_t bytes)
+{
+    if (charge_head(connection->home, bytes))
+        return true;
+    cut_slow_heads(connection->home, connection);
+    return charge_head(connection->home, bytes);
+}
+
+void http_budget_end_handshake(struct http_connection *connection, size_t bytes, size_t kept)
+{
+    connection->home->head_bytes -= bytes;
+    budget_release(BUDGET_REQUESTS, bytes - kept);
 }
 
 void http_budget_set_exchange(struct http_exchange *exchange, size_t bytes)
@@ -119,7 +133,7 @@ bool http_budget_hold_waiting(struct http_exchange *exchange)
     if (exchange->held_bytes == 0 || exchange->held_tenant != tenant) {
         http_budget_leave_waiting(exchange);
         if (!hold_waiting(exchange, tenant)) {
-            cut_slow_heads(exchange);
+            cut_slow_heads(exchange->home, exchange->connection);
             if (!hold_waiting(exchange, tenant))
                 return false;
         }

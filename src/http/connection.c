@@ -7,16 +7,14 @@
  * The least rates of bodies and readers are measured in windows as long as their timeout: a body or a reader that moves less
  * than the window's bytes is ended with the window. */
 #include <errno.h>
-#include <linux/sockios.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/budget.h"
 #include "base/memory.h"
-#include "http/http_inside.h"
+#include "http/tls.h"
 
 static int64_t now_ns(const struct http_connection *connection)
 {
@@ -36,6 +34,8 @@ void http_connection_unref(struct http_connection *connection)
     if (--connection->refs > 0)
         return;
     budget_release(BUDGET_REQUESTS, sizeof *connection);
+    if (connection->client_cert)
+        loop_free_later(connection->home->loop, connection->client_cert, free);
     loop_free_later(connection->home->loop, connection, free);
 }
 
@@ -58,7 +58,7 @@ static void drop_request(struct http_connection *connection)
     http_exchange_release(exchange);
 }
 
-void http_connection_drop(struct http_connection *connection)
+static void end_connection(struct http_connection *connection, bool is_cut)
 {
     struct http_home *home = connection->home;
 
@@ -70,6 +70,7 @@ void http_connection_drop(struct http_connection *connection)
     loop_io_stop(home->loop, &connection->io);
     loop_timer_stop(home->loop, &connection->timer);
     loop_tick_cancel(home->loop, &connection->tick);
+    http_tls_close(connection, is_cut);
     close(connection->io.fd);
     http_budget_free_unsent(connection);
     if (home->idle_hand == connection)
@@ -81,11 +82,16 @@ void http_connection_drop(struct http_connection *connection)
     http_drain_check(home);
 }
 
+void http_connection_drop(struct http_connection *connection)
+{
+    end_connection(connection, false);
+}
+
 void http_connection_cut(struct http_connection *connection)
 {
     (void)setsockopt(connection->io.fd, SOL_SOCKET, SO_LINGER, &(struct linger){.l_onoff = 1},
                      sizeof(struct linger));
-    http_connection_drop(connection);
+    end_connection(connection, true);
 }
 
 void http_connection_finish(struct http_connection *connection, bool may_be_unread)
@@ -126,7 +132,7 @@ static int64_t deadline_of(const struct http_connection *connection)
         return after_ms(connection->reading_since_ns, limits->write_timeout_ms);
     switch (connection->state) {
     case HTTP_STATE_HEAD:
-        if (exchange)
+        if (exchange || http_tls_is_opening(connection) || http_tls_has_input(connection))
             return after_ms(since_ns, limits->header_timeout_ms);
         /* Idle: from the last byte or, where the last request took long, from its answer. */
         return after_ms(connection->progress_ns > since_ns ? connection->progress_ns : since_ns,
@@ -152,20 +158,10 @@ static int64_t deadline_of(const struct http_connection *connection)
     return CLOCK_NEVER;
 }
 
-/* What the client's system has acknowledged: the socket's buffer may hold megabytes more. */
-static uint64_t read_bytes(const struct http_connection *connection)
-{
-    int waiting = 0;
-
-    if (ioctl(connection->io.fd, SIOCOUTQ, &waiting) != 0 || (uint64_t)waiting > connection->sent_bytes)
-        waiting = 0;
-    return connection->sent_bytes - (uint64_t)waiting;
-}
-
 static void begin_reading(struct http_connection *connection)
 {
     connection->reading_since_ns = now_ns(connection);
-    connection->reading_before = read_bytes(connection);
+    connection->reading_before = http_socket_taken(connection);
 }
 
 static void on_deadline(struct loop_timer *timer)
@@ -177,7 +173,7 @@ static void on_deadline(struct loop_timer *timer)
     if (connection->deadline_ns > now_ns(connection)) {
         if (connection->deadline_ns != CLOCK_NEVER)
             loop_timer_start(connection->home->loop, timer, connection->deadline_ns, on_deadline);
-    } else if (connection->is_behind && read_bytes(connection) - connection->reading_before >= least) {
+    } else if (connection->is_behind && http_socket_taken(connection) - connection->reading_before >= least) {
         begin_reading(connection);
         set_deadline(connection);
     } else if (connection->is_behind) {
@@ -209,17 +205,17 @@ static bool write_out(struct http_connection *connection)
 {
     while (buf_len(connection->out) > 0) {
         size_t len = buf_len(connection->out);
-        ssize_t sent =
-            send(connection->io.fd, connection->out->data + connection->out->start, len, MSG_NOSIGNAL);
+        ssize_t sent = http_socket_send(connection, connection->out->data + connection->out->start, len);
         if (sent < 0 && errno == EINTR)
             continue;
         if (sent < 0)
             return errno == EAGAIN || errno == EWOULDBLOCK;
         buf_consume(connection->out, (size_t)sent);
-        connection->sent_bytes += (uint64_t)sent;
         if ((size_t)sent < len)
             return true;
     }
+    if (connection->state == HTTP_STATE_FLUSH && connection->tls && !http_tls_end(connection->tls))
+        connection->wants_turn = true;
     return true;
 }
 
@@ -301,14 +297,15 @@ static void end_turn(struct http_connection *connection)
         connection->exchange = NULL;
         http_exchange_release(exchange);
     }
-    if (connection->state == HTTP_STATE_FLUSH && !has_unsent) {
+    if (connection->state == HTTP_STATE_FLUSH && !has_unsent && !connection->wants_turn) {
         /* Our side is shut, so that a client which waits for the end of the answer reads it and closes. */
         if (!connection->may_be_unread || connection->saw_end || shutdown(connection->io.fd, SHUT_WR) != 0)
             http_connection_drop(connection);
         else
             http_connection_move(connection, HTTP_STATE_LINGER);
     } else if (connection->state == HTTP_STATE_HEAD && !connection->exchange && !has_unsent &&
-               (connection->saw_end || connection->home->draining)) {
+               (connection->saw_end ||
+                (connection->home->draining && !http_tls_awaits_request(connection)))) {
         http_connection_drop(connection);
     }
     if (connection->state == HTTP_STATE_DEAD)
@@ -319,6 +316,12 @@ static void end_turn(struct http_connection *connection)
         interest = LOOP_READ;
     if (has_unsent || connection->wants_turn)
         interest |= LOOP_WRITE;
+    if (connection->tls && connection->tls->has_more && may_read(connection)) {
+        if (connection->tls->is_blocked)
+            interest |= LOOP_WRITE;
+        else
+            http_connection_resume(connection);
+    }
     loop_io_change(connection->home->loop, &connection->io, interest);
     set_deadline(connection);
 }
@@ -406,7 +409,8 @@ static bool read_some(struct http_connection *connection)
     }
     if (!connection->exchange) {
         connection->exchange = http_exchange_acquire(connection);
-        connection->state_since_ns = now_ns(connection);
+        if (!http_tls_has_input(connection)) /* else its first bytes are in the record that was begun */
+            connection->state_since_ns = now_ns(connection);
     }
     struct http_exchange *exchange = connection->exchange;
     size_t room = http_exchange_make_room(exchange, connection->state != HTTP_STATE_HEAD);
@@ -414,9 +418,12 @@ static bool read_some(struct http_connection *connection)
         http_connection_fail(connection, STATUS_OVERLOADED);
         return false;
     }
-    ssize_t got = recv(connection->io.fd, exchange->block + exchange->end, room, 0);
+    ssize_t got = http_socket_receive(connection, exchange->block + exchange->end, room);
     if (got < 0 && errno != EAGAIN && errno != EINTR) {
-        http_connection_drop(connection);
+        if (errno == ENOBUFS)
+            http_connection_fail(connection, STATUS_OVERLOADED);
+        else
+            http_connection_drop(connection);
         return false;
     }
     if (got > 0) {
@@ -429,7 +436,7 @@ static bool read_some(struct http_connection *connection)
 
 void http_connection_serve(struct http_connection *connection, bool is_readable, const struct http_turn *turn)
 {
-    if (is_readable) {
+    if (is_readable || (connection->tls && connection->tls->has_more && may_read(connection))) {
         if (!may_read(connection))
             loop_io_change(connection->home->loop, &connection->io,
                            connection->io.interest & ~(unsigned)LOOP_READ);
@@ -445,6 +452,8 @@ static void on_event(struct loop_io *io, unsigned events)
 
     if (events & LOOP_HANGUP && (!(events & LOOP_READ) || connection->state == HTTP_STATE_BUSY))
         http_connection_drop(connection);
+    else if (http_tls_is_opening(connection))
+        http_turns_take_handshake(connection);
     else
         http_turns_take(connection, events & LOOP_READ);
 }
@@ -464,10 +473,13 @@ void http_connection_open(struct http_home *home, int fd, const struct sockaddr_
     connection->out = &connection->own_out;
     if (peer)
         connection->peer = *peer;
+    connection->io.fd = fd;
     http_turns_join(connection);
     bool is_full = before >= limits->connections_max && !http_home_close_idle(home);
     if ((is_full && before >= limits->connections_max + limits->connections_extra) ||
+        (home->tls && !http_tls_open(connection)) ||
         loop_io_start(home->loop, &connection->io, fd, LOOP_READ, on_event, &error) != STATUS_OK) {
+        http_tls_close(connection, true);
         close(fd);
         free(connection);
         atomic_fetch_sub_explicit(count, 1, memory_order_relaxed);
@@ -478,10 +490,10 @@ void http_connection_open(struct http_home *home, int fd, const struct sockaddr_
     metric_change(home->server->connections_gauge, 1);
     connection->progress_ns = now_ns(connection);
     http_connection_move(connection, HTTP_STATE_HEAD);
-    if (is_full)
-        http_connection_fail(connection, STATUS_OVERLOADED);
-    else if (home->draining)
-        http_connection_fail(connection, STATUS_UNAVAILABLE);
-    else
-        set_deadline(connection);
+    enum status refusal = is_full ? STATUS_OVERLOADED : home->draining ? STATUS_UNAVAILABLE : STATUS_OK;
+    if (connection->tls)
+        connection->tls->refusal = refusal; /* it cannot be read before the handshake */
+    else if (refusal != STATUS_OK)
+        http_connection_fail(connection, refusal);
+    set_deadline(connection);
 }

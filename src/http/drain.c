@@ -14,7 +14,7 @@
 #include <sys/socket.h>
 
 #include "base/memory.h"
-#include "http/http_inside.h"
+#include "http/tls.h"
 
 enum { LAST_ANSWER_MS = 500 }; /* for the 503 to leave and the client to close */
 
@@ -22,7 +22,8 @@ enum { LAST_ANSWER_MS = 500 }; /* for the 503 to leave and the client to close *
 static bool has_unread(const struct http_connection *connection)
 {
     char byte;
-    return recv(connection->io.fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT) > 0;
+    return http_tls_has_input(connection) ||
+           recv(connection->io.fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT) > 0;
 }
 
 /* ---- leave ---- */

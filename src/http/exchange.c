@@ -115,6 +115,7 @@ struct http_exchange *http_exchange_acquire(struct http_connection *connection)
     } else {
         exchange = memory_zalloc(sizeof *exchange);
         exchange->home = home;
+        exchange->connection = connection; /* which is not to be cut to make room */
         alloc_for_reading(exchange);
         (void)http_exchange_admit(exchange);
         exchange->arena = ARENA(HTTP_ARENA_BYTES);
@@ -123,6 +124,7 @@ struct http_exchange *http_exchange_acquire(struct http_connection *connection)
     }
     exchange->connection = exchange->request.connection = connection;
     exchange->request.peer = &connection->peer;
+    exchange->request.client_cert = str_from(connection->client_cert);
     exchange->start = exchange->end = 0;
     return exchange;
 }

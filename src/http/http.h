@@ -102,8 +102,9 @@ struct http_request {
     struct str authorization;
     unsigned authorization_count;     /* 0, 1, or 2 for more than once */
     struct str forwarded_client_cert; /* X-Forwarded-Client-Cert; empty when it came more than once */
-    bool has_body;                    /* the handler may run in a later tick, when the body is complete */
-    struct str body;                  /* whole, dechunked */
+    struct str client_cert; /* the client's own, verified, as that header would have it; empty = none */
+    bool has_body;          /* the handler may run in a later tick, when the body is complete */
+    struct str body;        /* whole, dechunked */
     const struct http_route *route;
     void *context;       /* what the route table was added with: the module's own state */
     struct arena *arena; /* freed with the request */
@@ -253,8 +254,29 @@ struct http_limits { /* C6; every one configurable */
 };
 extern const struct http_limits http_limits_default;
 
+/* ---- TLS: what a server's connections share. Immutable, counted references, any thread ---- */
+enum http_tls_version { HTTP_TLS_1_2, HTTP_TLS_1_3 };
+struct http_tls_settings {
+    struct str cert_file, key_file,
+        client_ca_file; /* PEM, NUL-terminated; an empty one: clients are not asked for theirs */
+    enum http_tls_version min_version;
+    bool client_required; /* a client without a certificate is refused */
+};
+struct http_tls_certificate {
+    struct str subject; /* RFC 2253 */
+    int64_t not_before_s, not_after_s;
+    bool asks_client; /* there are authorities for clients */
+};
+struct http_tls;
+/* Reads the files. CONFIG with the field (certFile, keyFile, clientCaFile) if one cannot be used. Blocks: not on a loop. */
+enum status http_tls_load(const struct http_tls_settings *settings, struct http_tls **tls,
+                          struct error *error) MUST_CHECK;
+void http_tls_unref(struct http_tls *tls);
+struct http_tls_certificate http_tls_certificate(const struct http_tls *tls);
+
 struct http_server_config {
     struct loop_group *group;
+    struct http_tls *tls;        /* borrowed; NULL = connections are plain */
     struct worker_pool *workers; /* for HTTP_WORKER rows; may be NULL when there are none */
     const struct http_router *router;
     struct http_limits limits;
@@ -284,6 +306,8 @@ enum status http_address_check(struct str address, struct error *error) MUST_CHE
 enum status http_server_listen(struct http_server *server, struct str address,
                                struct error *error) MUST_CHECK;
 unsigned http_server_port(const struct http_server *server); /* of the first address */
+/* New connections use it, if the server was created with TLS; those that are open keep theirs. `tls` is borrowed. */
+void http_server_use_tls(struct http_server *server, struct http_tls *tls);
 /* Before a drain, any thread: from now on answers close their connections. Everything else goes on. */
 void http_server_leave(struct http_server *server);
 /* Graceful stop: no new connections, idle ones closed, requests in flight answered with `Connection: close`, streams ended;

@@ -35,6 +35,7 @@ enum {
     HTTP_REQUESTS_PER_SHORT_CHECK = 2,       /* of the clock, in such a turn: a power of two */
     HTTP_SHORT_PHASE_US = 100,               /* of turns, when more events wait than a tick takes */
     HTTP_GROUPS = 1024,                      /* of connections that wait: tenants, by a hash */
+    HTTP_HANDSHAKES_US_MAX = 300,            /* of a tick, or one step: for TLS handshakes */
     HTTP_SPARE_EXCHANGES_MAX = 64,           /* kept per loop */
     HTTP_ARENA_BYTES = 4 * 1024,             /* of a request, without another malloc */
     HTTP_LINGER_MS = 2000,                   /* after the last answer, for the client to read it */
@@ -181,6 +182,7 @@ struct http_connection {
     struct loop_io io; /* first: the loop hands it back */
     struct http_home *home;
     struct http_exchange *exchange;
+    struct http_tls_link *tls;         /* tls.h; NULL = bytes are sent as they are */
     LIST_ENTRY(http_connection) entry; /* of the home's list */
     enum http_state state;
     unsigned refs;      /* itself, and each worker that still holds a request of it */
@@ -208,6 +210,7 @@ struct http_connection {
     int64_t reading_since_ns;             /* the window in which the least rate is checked */
     uint64_t reading_before;              /* read by the client at its beginning */
     struct sockaddr_in6 peer;             /* or a sockaddr_in */
+    char *client_cert;                    /* of struct http_request; NULL = none */
 };
 
 /* Requests of a turn that count alike, added to the metrics together. */
@@ -227,7 +230,12 @@ struct http_turn {
 /* Connections of one tenant that wait for their turn. */
 struct http_group {
     TAILQ_HEAD(, http_connection) connections;
-    TAILQ_ENTRY(http_group) entry; /* of the home's list, unless it is empty */
+    TAILQ_ENTRY(http_group) entry; /* of its queue, unless it is empty */
+};
+
+struct http_queue {
+    TAILQ_HEAD(, http_group) waiting; /* in the order of their turns */
+    struct http_group groups[HTTP_GROUPS];
 };
 
 struct http_listener;
@@ -241,8 +249,7 @@ struct http_home {
     LIST_HEAD(, http_connection) connections;
     struct http_connection *idle_hand; /* the next to be looked at; NULL = the first */
     struct http_tally tally;
-    TAILQ_HEAD(, http_group) waiting; /* in the order of their turns */
-    int64_t clock_ns;                 /* when the clock was last read */
+    int64_t clock_ns; /* when the clock was last read */
     unsigned turn_count;
     char date_line[CLOCK_HTTP_DATE_BYTES - 1 + 8]; /* "Date: …\r\n" */
     int64_t date_until_ns;
@@ -254,9 +261,13 @@ struct http_home {
     bool leaving;           /* answers close their connections: drain.c */
     bool draining, drained; /* nothing new begins; nothing is left */
     struct loop_timer drain_timer;
-    struct loop_tick waiting_tick;
-    struct http_group groups[HTTP_GROUPS];
+    struct loop_tick waiting_tick, handshake_tick;
+    struct http_queue turns;       /* connections that wait for their turn */
+    struct http_tls *tls;          /* of new connections; NULL = they are plain */
+    struct http_queue *handshakes; /* with TLS: those that wait for a step of theirs */
 };
+
+enum http_handshake { HTTP_HANDSHAKE_FULL, HTTP_HANDSHAKE_RESUMED, HTTP_HANDSHAKE_FAILED, HTTP_HANDSHAKES };
 
 struct http_server {
     struct http_server_config config;
@@ -268,7 +279,7 @@ struct http_server {
     unsigned port;
     struct http_entry *unmatched; /* counts requests without a route */
     struct metric_series *connections_gauge, *parse_errors, *slow_cuts, *full_cuts, *idle_closes,
-        *held_refused;
+        *held_refused, *handshakes[HTTP_HANDSHAKES];
     atomic_uint homes_to_cut;       /* loops that a message of budget.c is on its way to */
     atomic_uint held[HTTP_HOLDERS]; /* connections, by tenant: http_exchange_hold() */
     atomic_uint homes_left;         /* to drain */
@@ -350,14 +361,23 @@ void http_connection_finish(struct http_connection *connection, bool may_be_unre
 void http_connection_serve(struct http_connection *connection, bool is_readable,
                            const struct http_turn *turn);
 
+/* socket.c: as recv() and send(). ENOBUFS: there is no memory to receive more. */
+ssize_t http_socket_receive(struct http_connection *connection, char *bytes, size_t room);
+ssize_t http_socket_send(struct http_connection *connection, const char *bytes, size_t len);
+uint64_t http_socket_taken(
+    const struct http_connection *connection); /* bytes that its client's system has acknowledged */
+
 /* turns.c */
 void http_turns_init(struct http_home *home);
+void http_turns_deinit(struct http_home *home);
 void http_turns_join(struct http_connection *connection);  /* a new one */
 void http_turns_group(struct http_exchange *exchange);     /* by the tenant of its request */
 void http_turns_leave(struct http_connection *connection); /* it waits no longer */
 /* Its turn is now, or comes when its group has one. */
 void http_turns_take(struct http_connection *connection, bool is_readable);
 bool http_turn_is_over(const struct http_turn *turn, struct http_home *home); /* reads the clock */
+/* A step of its handshake comes when its group has one. */
+void http_turns_take_handshake(struct http_connection *connection);
 
 /* dispatch.c: a request's way; true when there may be more to do with what is there */
 bool http_dispatch_step(struct http_connection *connection);
@@ -367,6 +387,7 @@ void http_dispatch_end_key(struct http_exchange *exchange); /* ends the idempote
 unsigned http_status_slot(int status); /* a small number for each status; unknown ones share the last */
 /* Answers without a request (408, 503, a worker that is too late), then closes. */
 void http_connection_fail(struct http_connection *connection, enum status status);
+void http_connection_refuse(struct http_connection *connection, const struct error *error); /* the same */
 /* After its head was written. */
 void http_answer_finish(struct http_exchange *exchange, int status, enum http_progress progress);
 /* Puts status line, fields and the empty line, deciding whether the connection stays open. length -1 = stream. */
@@ -386,6 +407,9 @@ void http_stream_end_early(struct http_connection *connection); /* one without e
 /* The exchange is to take so many bytes, more than before, for a head that is not complete. False: there is no room for heads. */
 bool http_budget_charge_head(struct http_exchange *exchange, size_t bytes) MUST_CHECK;
 void http_budget_set_exchange(struct http_exchange *exchange, size_t bytes); /* it takes them already */
+/* A handshake begins, for which the same room is there, and ends: so many of its bytes are kept. */
+bool http_budget_charge_handshake(struct http_connection *connection, size_t bytes) MUST_CHECK;
+void http_budget_end_handshake(struct http_connection *connection, size_t bytes, size_t kept);
 /* Its request begins to wait or to stream, or ends. Charges the exchange, if it is not yet. False: its tenant has as many of them as it
  * may have. */
 bool http_budget_hold_waiting(struct http_exchange *exchange) MUST_CHECK;

@@ -157,14 +157,19 @@ static void put_error(struct buf *out, const struct http_route *route, const str
 
 void http_connection_fail(struct http_connection *connection, enum status status)
 {
+    http_connection_refuse(connection, &(struct error){.status = status});
+}
+
+void http_connection_refuse(struct http_connection *connection, const struct error *error)
+{
     struct http_exchange *exchange = connection->exchange;
     const struct http_route *route = exchange && exchange->entry ? exchange->entry->route : NULL;
-    struct http_response response = {.status = status_http(status)};
+    struct http_response response = {.status = status_http(error->status)};
     struct buf body = {0};
 
     if (response.status == 503)
         response.headers = STR("Retry-After: 1\r\n");
-    put_error(&body, route, &(struct error){.status = status}, STR_NONE);
+    put_error(&body, route, error, STR_NONE);
     put_head(connection->out, connection->home, &response, (int64_t)buf_len(&body), false, close_line);
     if (route && exchange->request.request_id.len > 0)
         http_observe_put_id(&exchange->request, connection->out);

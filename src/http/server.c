@@ -14,7 +14,7 @@
 #include "base/budget.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "http/http_inside.h"
+#include "http/tls.h"
 
 enum {
     BACKLOG = 4096,
@@ -70,6 +70,7 @@ enum status http_server_create(const struct http_server_config *config, struct h
     made->homes = memory_aligned(HTTP_CACHE_LINE_BYTES, made->home_count * sizeof *made->homes);
     for (unsigned i = 0; i < made->home_count; i++) {
         made->homes[i] = (struct http_home){.server = made, .loop = loop_group_loop(config->group, i)};
+        made->homes[i].tls = config->tls ? http_tls_ref(config->tls) : NULL;
         TAILQ_INIT(&made->homes[i].unsent);
         http_turns_init(&made->homes[i]);
     }
@@ -315,6 +316,8 @@ void http_server_unref(struct http_server *server)
             http_exchange_destroy(exchange);
         }
         buf_deinit(&home->out);
+        http_turns_deinit(home);
+        http_tls_unref(home->tls);
     }
     free(server->homes);
     free(server->unmatched);
@@ -337,6 +340,7 @@ void http_server_destroy(struct http_server *server)
         http_home_close_listeners(home);
         http_home_drop_all(home);
         loop_tick_cancel(home->loop, &home->waiting_tick);
+        loop_tick_cancel(home->loop, &home->handshake_tick);
     }
     http_server_unref(server);
 }

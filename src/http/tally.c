@@ -3,7 +3,7 @@
 #include "base/memory.h"
 #include "http/http_inside.h"
 
-enum { REQUESTS, DURATIONS, CONNECTIONS, PARSE_ERRORS, CUTS, IDLE_CLOSES, HELD_REFUSED };
+enum { REQUESTS, DURATIONS, CONNECTIONS, PARSE_ERRORS, CUTS, IDLE_CLOSES, HELD_REFUSED, HANDSHAKES };
 
 static struct metric_family families[] = {
     [REQUESTS] = {.name = "http_requests_total",
@@ -25,6 +25,9 @@ static struct metric_family families[] = {
                      .help = "Idle connections closed because there were too many connections."},
     [HELD_REFUSED] = {.name = "http_held_refused_total",
                       .help = "Requests refused because their tenant held half of the connections."},
+    [HANDSHAKES] = {.name = "http_tls_handshakes_total",
+                    .help = "TLS handshakes that ended, by result: full, resumed, failed.",
+                    .labels = {"result"}},
 };
 
 void http_tally_register(struct http_server *server)
@@ -37,6 +40,11 @@ void http_tally_register(struct http_server *server)
     server->full_cuts = metric_series_get(&families[CUTS], &(struct str){"full", 4});
     server->idle_closes = metric_series_get(&families[IDLE_CLOSES], NULL);
     server->held_refused = metric_series_get(&families[HELD_REFUSED], NULL);
+    for (unsigned i = 0; i < HTTP_HANDSHAKES && server->config.tls; i++) {
+        static const char *const results[] = {"full", "resumed", "failed"};
+        struct str result = str_from(results[i]);
+        server->handshakes[i] = metric_series_get(&families[HANDSHAKES], &result);
+    }
     server->unmatched = memory_zalloc(sizeof *server->unmatched);
 }
 
