@@ -314,8 +314,8 @@ enum auth_answer auth_check(struct auth *auth, struct loop *loop, const struct a
 
     if (!state->rules->enabled)
         return answer_of(decide_anonymous(state, question, identity, error));
-    if (question->forwarded_client_cert.len > 0)
-        client = auth_client_find(state->rules, question->peer, question->forwarded_client_cert);
+    if (question->forwarded_client_cert.len > 0 || question->client_cert.len > 0)
+        client = auth_client_of(state->rules, question);
     if (question->authorization_count > 1)
         return answer_of(auth_refuse(AUTH_REASON_REPEATED, error));
     if (question->authorization_count == 0 && question->authorization.len == 0)

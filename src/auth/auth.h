@@ -1,5 +1,5 @@
 /* Authentication and authorisation: tokens, keys, decisions about tenant and scope (C5). The only folder that
- * uses OpenSSL, besides the TLS of the Redis driver (src/bus/redis/link.c).
+ * uses OpenSSL, besides TLS (src/http/tls.c, src/bus/redis/link.c).
  *
  * A token that was verified before is found in a bounded table of this loop's own (no lock, no copy),
  * never past its `exp`. One that was not costs 15–200 µs of signature check: the caller takes it to a
@@ -49,6 +49,7 @@ struct auth_settings {
     struct setting_objects mtls_clients; /* struct auth_client */
     struct str tenant_claim;  /* set by the kernel: refdata.security.tenant.claim; empty = tenant_id */
     bool allow_tenant_header; /* allowHeaderOverrideForTrustedClients */
+    bool asks_clients;        /* set by the kernel: http.tls asks clients for certificates */
 };
 extern const struct setting_row auth_setting_rows[];
 /* Checks the settings by themselves: algorithms, addresses, secrets. On failure *place is the position of the field in the file
@@ -77,6 +78,8 @@ struct auth_question {
     struct str authorization;     /* header value, empty = none */
     unsigned authorization_count; /* how often the header came: more than once is refused */
     struct str forwarded_client_cert, tenant_header; /* empty when absent or repeated */
+    bool is_forwarded;      /* X-Forwarded-Client-Cert came, maybe repeated; of use beside client_cert only */
+    struct str client_cert; /* of the connection itself, verified, in the form of that header; empty = none */
     const struct sockaddr_in6 *peer;
     struct str path_tenant; /* decoded; ptr NULL = the route names none */
     const char *scope;      /* NULL = none needed */

@@ -4,7 +4,7 @@
  * Only the last element counts. A sidecar appends what it verified itself; what stands before was passed
  * on by hops that we did not ask. Of that element the client is its URI (a SPIFFE id), or its Subject
  * where it has no URI. A header that does not parse, or comes from a peer that is not configured, names
- * no client. */
+ * no client. The certificate of a TLS connection of our own has the same form, one element that src/http wrote, and is believed. */
 #include "auth/state.h"
 
 #include <arpa/inet.h>
@@ -113,19 +113,14 @@ static const struct auth_client *client_named(const struct auth_rules *rules, st
 }
 
 /* Walks all elements, forgetting what it found at each ',' that opens another. */
-const struct auth_client *auth_client_find(const struct auth_rules *rules, const struct sockaddr_in6 *peer,
-                                           struct str forwarded_client_cert)
+static const struct auth_client *client_in(const struct auth_rules *rules, struct str elements)
 {
     const struct auth_client *by_uri = NULL, *by_subject = NULL;
     struct cert_pair pair;
-    bool has_uri = false, is_believed = false;
+    bool has_uri = false;
     char end = ';';
 
-    for (size_t i = 0; i < rules->peer_count; i++)
-        is_believed |= auth_range_holds(&rules->peers[i], peer);
-    if (!is_believed)
-        return NULL;
-    for (struct str rest = forwarded_client_cert; end != '\0';) {
+    for (struct str rest = elements; end != '\0';) {
         bool opens_element = end == ',';
         if (!take_pair(&rest, &pair, &end))
             return NULL;
@@ -141,4 +136,26 @@ const struct auth_client *auth_client_find(const struct auth_rules *rules, const
         }
     }
     return has_uri ? by_uri : by_subject;
+}
+
+static bool is_believed(const struct auth_rules *rules, const struct sockaddr_in6 *peer)
+{
+    bool holds = false;
+
+    for (size_t i = 0; i < rules->peer_count; i++)
+        holds |= auth_range_holds(&rules->peers[i], peer);
+    return holds;
+}
+
+const struct auth_client *auth_client_find(const struct auth_rules *rules, const struct sockaddr_in6 *peer,
+                                           struct str forwarded_client_cert)
+{
+    return is_believed(rules, peer) ? client_in(rules, forwarded_client_cert) : NULL;
+}
+
+const struct auth_client *auth_client_of(const struct auth_rules *rules, const struct auth_question *question)
+{
+    if (question->client_cert.len == 0 || (question->is_forwarded && is_believed(rules, question->peer)))
+        return auth_client_find(rules, question->peer, question->forwarded_client_cert);
+    return client_in(rules, question->client_cert);
 }

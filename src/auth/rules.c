@@ -15,8 +15,8 @@
 
 static const struct setting_row client_rows[] = {
     {"identity", SETTING_STRING, CLIENT_ROW(identity),
-     "The client's URI (a SPIFFE id) in X-Forwarded-Client-Cert, or its Subject where it has no URI.", NULL,
-     1, 1024},
+     "The client's URI (a SPIFFE id) in its certificate or in X-Forwarded-Client-Cert, or its Subject where it has no URI.",
+     NULL, 1, 1024},
     {"tenant", SETTING_STRING, CLIENT_ROW(tenant),
      "The tenant of the client. A trusted client without one sends it in X-Tenant-Id.", ""},
     {"scopes", SETTING_STRING, CLIENT_ROW(scopes), "Its scopes, separated by spaces.", ""},
@@ -78,7 +78,7 @@ const struct setting_row auth_setting_rows[] = {
     {"negativeEntries", SETTING_INT, ROW(negative_entries),
      "Refused tokens each loop remembers for some seconds (rounded up to four times a power of two).",
      "10000", 16, 10000000, .reloadable = true},
-    {"mtls", SETTING_OBJECT, 0, "Clients behind a service mesh that verifies their certificates.", "",
+    {"mtls", SETTING_OBJECT, 0, "Clients whose certificates http.tls or the sidecar of a mesh verifies.", "",
      .rows = mtls_rows, .reloadable = true},
     {.name = NULL},
 };
@@ -135,6 +135,7 @@ static void copy_plain(struct auth_rules *rules, const struct auth_settings *set
         audiences[i] = arena_str(arena, settings->audiences.items[i]);
     rules->enabled = settings->enabled;
     rules->allow_tenant_header = settings->allow_tenant_header;
+    rules->asks_clients = settings->asks_clients;
     rules->verified_max = (size_t)settings->cache_entries;
     rules->denied_max = (size_t)settings->negative_entries;
     rules->jwks_file =
@@ -211,7 +212,7 @@ enum status auth_rules_create(const struct auth_settings *settings, struct auth_
 bool auth_rules_let_in(const struct auth_rules *rules)
 {
     return !rules->enabled || rules->jwks_file.len > 0 || rules->jwks_url.len > 0 || rules->secret.len > 0 ||
-           (rules->client_count > 0 && rules->peer_count > 0);
+           (rules->client_count > 0 && (rules->peer_count > 0 || rules->asks_clients));
 }
 
 enum status auth_settings_check(const struct auth_settings *settings, struct setting_place *place,

@@ -33,7 +33,7 @@ bool auth_range_holds(const struct auth_range *range, const struct sockaddr_in6 
 struct auth_rules {
     atomic_uint refs;
     struct arena arena;
-    bool enabled, allow_tenant_header;
+    bool enabled, allow_tenant_header, asks_clients;
     struct auth_checks checks;
     size_t verified_max, denied_max;
     struct auth_range *peers;
@@ -55,6 +55,10 @@ void auth_rules_unref(struct auth_rules *rules);
 /* The configured client that the header names, when the peer may be believed; else NULL. */
 const struct auth_client *auth_client_find(const struct auth_rules *rules, const struct sockaddr_in6 *peer,
                                            struct str forwarded_client_cert);
+/* The client of a request: the one that a believed peer forwards or, where it forwards none, the peer itself by its own certificate. A
+ * peer that forwards a client which is not configured does not become that client. */
+const struct auth_client *auth_client_of(const struct auth_rules *rules,
+                                         const struct auth_question *question);
 
 /* ---- verified.c ---- */
 struct auth_verified { /* one token that was found good */

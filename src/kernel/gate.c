@@ -34,8 +34,11 @@ static enum auth_answer ask(struct kernel *kernel, struct http_request *request,
         .scope = request->route->scope,
         .needs_user = request->route->needs_user,
     };
-    if (request->forwarded_client_cert.len) {
+    if (request->forwarded_client_cert.len || request->client_cert.len) {
         question.forwarded_client_cert = request->forwarded_client_cert;
+        question.client_cert = request->client_cert;
+        question.is_forwarded = request->client_cert.len &&
+                                http_request_header_count(request, STR("x-forwarded-client-cert")) > 0;
         if (http_request_header_count(request, STR("x-tenant-id")) == 1)
             question.tenant_header = http_request_header(request, STR("x-tenant-id"));
     }

@@ -139,6 +139,42 @@ static void other_peers_are_not_believed(void **state)
     assert_null(auth_client_find(&rules, NULL, STR(URI)));
 }
 
+static void a_certificate_of_its_own_names_a_client_unless_a_believed_peer_forwards_one(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *peer, *own, *forwarded;
+        bool is_forwarded;
+        const char *tenant; /* NULL = nobody */
+    } ROWS[] = {
+        {"192.0.2.1", URI, "", false, "acme"}, /* any peer: it was verified here */
+        {"127.0.0.1", URI, "", false, "acme"},
+        {"192.0.2.1", "Subject=\"CN=x\";URI=\"spiffe://mesh/ns/a/sa/app\"", "", false, "acme"},
+        {"192.0.2.1", "Subject=\"CN=app,O=\\\"A, B\\\"\"", "", false, "beta"},
+        {"192.0.2.1", "URI=\"spiffe://other\"", "", false, NULL},
+        {"192.0.2.1", "URI=\"spiffe://other\"", URI, true,
+         NULL}, /* a stranger's header is not looked at, … */
+        {"192.0.2.1", URI, "URI=spiffe://other", true, "acme"},
+        {"127.0.0.1", "URI=\"spiffe://other\"", URI, true, "acme"}, /* … a believed peer's decides alone */
+        {"127.0.0.1", URI, "URI=spiffe://other", true, NULL},
+        {"127.0.0.1", URI, "", true, NULL}, /* it came twice */
+        {"127.0.0.1", "", URI, true, "acme"},
+        {"192.0.2.1", "", URI, true, NULL},
+    };
+    for (size_t i = 0; i < sizeof(ROWS) / sizeof(ROWS[0]); i++) {
+        struct sockaddr_in6 from = peer(ROWS[i].peer);
+        const struct auth_question question = {.peer = &from,
+                                               .client_cert = str_from(ROWS[i].own),
+                                               .forwarded_client_cert = str_from(ROWS[i].forwarded),
+                                               .is_forwarded = ROWS[i].is_forwarded};
+        const struct auth_client *client = auth_client_of(&rules, &question);
+        bool as_wanted =
+            ROWS[i].tenant ? client && str_eq(client->tenant, str_from(ROWS[i].tenant)) : !client;
+        if (!as_wanted)
+            fail_msg("row %zu: %s", i, client ? client->tenant.ptr : "nobody");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -146,6 +182,7 @@ int main(void)
         cmocka_unit_test(bad_ranges_are_refused),
         cmocka_unit_test(the_last_element_names_the_client),
         cmocka_unit_test(other_peers_are_not_believed),
+        cmocka_unit_test(a_certificate_of_its_own_names_a_client_unless_a_believed_peer_forwards_one),
     };
     if (!auth_range_parse(STR("127.0.0.1"), &peers[0]) || !auth_range_parse(STR("10.0.0.0/8"), &peers[1]))
         return 1;
