@@ -78,7 +78,8 @@ static enum status call_once(const struct pod_call *call, struct str json, struc
                                                            .answer_bytes_max = ANSWER_BYTES_MAX,
                                                            .on_body = call->on_body,
                                                            .context = call->context,
-                                                           .session = call->session},
+                                                           .session = call->session,
+                                                           .tls = call->tls},
                                    &answer, error);
     arena_deinit(&arena);
     buf_deinit(&url);
@@ -194,6 +195,21 @@ bool client_token_given(const char *command, const char *given, struct str *toke
     return is_good;
 }
 
+static const char *file_given(const char *given, const char *variable)
+{
+    const char *file = given ? given : getenv(variable);
+    return file && *file ? file : NULL;
+}
+
+struct fetch_tls client_tls(const struct fetch_tls *given)
+{
+    return (struct fetch_tls){
+        .ca_file = file_given(given->ca_file, "FRESHET_CA"),
+        .cert_file = file_given(given->cert_file, "FRESHET_CERT"),
+        .key_file = file_given(given->key_file, "FRESHET_KEY"),
+    };
+}
+
 enum status client_token(struct str given, const struct auth_token_request *request, struct buf *token,
                          struct error *error)
 {
@@ -237,6 +253,7 @@ int client_main(int argc, char **argv, struct client *client, const struct clien
     client->code = str_from(words->count > 1 ? words->items[1] : NULL);
     if (command->names_dictionary && !(str_is_name(client->tenant) && str_is_name(client->code)))
         return app_misuse(client->command, CLIENT_NAME_MISTAKE);
+    client->call.tls = client_tls(&client->tls);
     client->call.url = client_url(client->command, client->url, &client->url_text);
     if (!client->call.url.len || !client_token_given(client->command, client->token, &client->ready_token))
         exit_status = OPTIONS_WRONG;

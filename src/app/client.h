@@ -31,7 +31,8 @@ struct pod_call {
     bool (*on_body)(void *context, struct str bytes);
     void *context;
     struct fetch_session *session; /* NULL = a connection of its own */
-    int *http_status;              /* of the answer, 0 = there was none; may be NULL */
+    struct fetch_tls tls;
+    int *http_status; /* of the answer, 0 = there was none; may be NULL */
 };
 
 /* A 2xx is OK. Otherwise *error has the message to print: IO or TIMEOUT = no answer, UNAVAILABLE = a 503,
@@ -56,6 +57,7 @@ bool pod_take_lines(void *lines, struct str bytes);
 struct client {
     const char *command;       /* its name, for messages */
     const char *url, *token;   /* as given; NULL = the default */
+    struct fetch_tls tls;      /* the same */
     struct str ready_token;    /* client_token_given() */
     struct option_words words; /* TENANT and DICT included */
     struct str tenant, code;   /* its first words */
@@ -80,6 +82,8 @@ bool client_token_given(const char *command, const char *given, struct str *toke
 /* That, else a development token for `request`. */
 enum status client_token(struct str given, const struct auth_token_request *request, struct buf *token,
                          struct error *error) MUST_CHECK;
+/* What is not given is $FRESHET_CA, $FRESHET_CERT, $FRESHET_KEY, else NULL. */
+struct fetch_tls client_tls(const struct fetch_tls *given);
 /* A new connection, and a new token where it is a development token. False: the message is printed. */
 bool client_connect(struct client *client);
 
@@ -88,11 +92,21 @@ bool client_connect(struct client *client);
     "the pod's address (default $FRESHET_URL, else 127.0.0.1 with port $FRESHET_PORT or 8080)"
 #define CLIENT_TOKEN_HELP \
     "bearer token (default $FRESHET_TOKEN, else a development token, see `freshet token`)"
-#define CLIENT_ROWS(client)                                               \
-    {"--url", "URL", CLIENT_URL_HELP, .into = &(client).url},             \
-        {"--token", "TOKEN", CLIENT_TOKEN_HELP, .into = &(client).token}, \
-    {                                                                     \
-        .name = NULL                                                      \
+#define CLIENT_TLS_ROWS(tls)                                                                      \
+    {"--ca", "FILE",                                                                              \
+     "authorities (PEM) for an https address (default $FRESHET_CA, else those of the system)",    \
+     .into = &(tls).ca_file},                                                                     \
+        {"--cert", "FILE", "certificate (PEM) of this client (default $FRESHET_CERT, else none)", \
+         .into = &(tls).cert_file},                                                               \
+    {                                                                                             \
+        "--key", "FILE", "its key (default $FRESHET_KEY, else in the file of --cert)",            \
+            .into = &(tls).key_file                                                               \
+    }
+#define CLIENT_ROWS(client)                                                                              \
+    {"--url", "URL", CLIENT_URL_HELP, .into = &(client).url},                                            \
+        {"--token", "TOKEN", CLIENT_TOKEN_HELP, .into = &(client).token}, CLIENT_TLS_ROWS((client).tls), \
+    {                                                                                                    \
+        .name = NULL                                                                                     \
     }
 
 /* ---- progress on standard error, where that is a terminal and standard output is not the same one ---- */

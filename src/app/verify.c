@@ -31,7 +31,8 @@ struct verify_pod {
 struct verify {
     int64_t patience_ms;
     bool show_keys;
-    struct str token; /* client_token_given() */
+    struct str token;     /* client_token_given() */
+    struct fetch_tls tls; /* as given */
     struct config *config;
     const struct refdata_settings *settings;
     struct refdata_catalog *catalog;
@@ -241,13 +242,12 @@ static enum status print_keys(const struct verify_pair *pair, const struct pod_c
 
 static void verify_pod_run(struct verify *verify, struct verify_pair *pair, struct verify_pod *pod)
 {
-    struct pod_call call = {
-        .url = pod->url,
-        .token = pair->token,
-        .tenant = pair->tenant,
-        .code = pair->dictionary->code,
-        .rest = STR("/version"),
-    };
+    struct pod_call call = {.url = pod->url,
+                            .token = pair->token,
+                            .tenant = pair->tenant,
+                            .code = pair->dictionary->code,
+                            .rest = STR("/version"),
+                            .tls = client_tls(&verify->tls)};
     struct side side;
     struct error error = pod->error;
     if (pod->is_down || compare(verify, pair, pod, &call, &side, &error) != STATUS_OK) {
@@ -458,6 +458,7 @@ int app_verify(int argc, char **argv)
         APP_CONFIG_ROW(config),
         {"--url", "URL", CLIENT_URL_HELP "; may be given several times", .list = &urls},
         {"--token", "TOKEN", CLIENT_TOKEN_HELP, .into = &token},
+        CLIENT_TLS_ROWS(verify.tls),
         {"--patience", "3s",
          "how long to wait for a pod with an older version, or for consumers of Kafka and NATS (default 3s)",
          .duration_ms = &verify.patience_ms},

@@ -94,6 +94,21 @@ static size_t on_body(char *bytes, size_t size, size_t count, void *arg)
     return len;
 }
 
+static void set_tls(CURL *curl, const struct fetch_tls *tls)
+{
+    curl_easy_setopt(curl, CURLOPT_SSL_VERIFYPEER, 1L);
+    curl_easy_setopt(curl, CURLOPT_SSL_VERIFYHOST, 2L);
+    curl_easy_setopt(curl, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2);
+    if (tls->ca_file) {
+        curl_easy_setopt(curl, CURLOPT_CAINFO, tls->ca_file);
+        curl_easy_setopt(curl, CURLOPT_CAPATH, NULL); /* these authorities only */
+    }
+    if (tls->cert_file) {
+        curl_easy_setopt(curl, CURLOPT_SSLCERT, tls->cert_file);
+        curl_easy_setopt(curl, CURLOPT_SSLKEY, tls->key_file ? tls->key_file : tls->cert_file);
+    }
+}
+
 static void set_options(struct fetch_transfer *transfer, const struct fetch_request *request)
 {
     CURL *curl = transfer->curl;
@@ -113,9 +128,7 @@ static void set_options(struct fetch_transfer *transfer, const struct fetch_requ
     }
     if (!request->on_body) /* the length announced is that of whatever comes, also of what is streamed */
         curl_easy_setopt(curl, CURLOPT_MAXFILESIZE_LARGE, (curl_off_t)request->answer_bytes_max);
-    curl_easy_setopt(curl, CURLOPT_SSL_VERIFYPEER, 1L);
-    curl_easy_setopt(curl, CURLOPT_SSL_VERIFYHOST, 2L);
-    curl_easy_setopt(curl, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2);
+    set_tls(curl, &request->tls);
     curl_easy_setopt(curl, CURLOPT_USERAGENT, "freshet/" FRESHET_VERSION);
     curl_easy_setopt(curl, CURLOPT_URL, transfer->url);
     curl_easy_setopt(curl, CURLOPT_PATH_AS_IS, 1L); /* ".." may be a key */

@@ -10,6 +10,12 @@
 
 struct fetch_session; /* keeps a connection for the next request; one thread's at a time */
 
+struct fetch_tls {       /* of https; files in PEM */
+    const char *ca_file; /* authorities that the server's certificate must come from; NULL = the system's */
+    const char *cert_file,
+        *key_file; /* the client's own, NULL = none; without a key_file the key is in cert_file */
+};
+
 struct fetch_request {
     const char *method; /* NULL = GET */
     struct str url;
@@ -23,6 +29,7 @@ struct fetch_request {
     bool (*on_body)(void *context, struct str bytes);
     void *context;
     struct fetch_session *session; /* NULL = a connection of its own */
+    struct fetch_tls tls;
 };
 
 struct fetch_answer {
