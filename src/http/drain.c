@@ -114,7 +114,7 @@ static void drain_connections(struct http_home *home, bool is_quick)
         const struct http_exchange *exchange = connection->exchange;
         if (connection->state == HTTP_STATE_HEAD && !exchange && buf_len(&connection->own_out) == 0 &&
             !has_unread(connection))
-            close_idle(connection, is_quick);
+            close_idle(connection, is_quick || http_tls_is_opening(connection));
         else if (connection->state == HTTP_STATE_BUSY && exchange->progress > HTTP_ANSWERED &&
                  exchange->request.route->kind == HTTP_STREAM) /* it never ends by itself */
             http_stream_end_early(connection);

@@ -42,6 +42,7 @@ static void send_health(struct http_request *request, bool is_readiness)
             kernel_store_role_health(kernel, entry->module, &health);
     }
     kernel_store_health(kernel, &health);
+    kernel_tls_health(kernel, &health);
     bool keys = auth_is_ready(kernel->auth);
     health_component(&health, "auth", STR("keys"), keys,
                      keys ? STR_NONE : STR("no signing keys yet: every token is refused"));

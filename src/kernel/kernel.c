@@ -148,6 +148,7 @@ static enum status start_server(struct kernel *kernel, struct error *error)
             .group = kernel->loops,
             .workers = kernel->workers,
             .router = kernel->router,
+            .tls = kernel_tls_current(kernel),
             .limits = kernel_http_limits(http),
             .context = kernel,
             .gate = kernel_gate,
@@ -186,6 +187,8 @@ static enum status start(struct kernel *kernel, struct error *error)
     if (status == STATUS_OK)
         status = start_modules(kernel, error);
     if (status == STATUS_OK)
+        status = kernel_tls_create(kernel, error);
+    if (status == STATUS_OK)
         status = start_server(kernel, error);
     if (status != STATUS_OK)
         return status;
@@ -197,18 +200,19 @@ static enum status start(struct kernel *kernel, struct error *error)
 
 /* ---- while it serves: signals, and a configuration file that changed ---- */
 
-struct file_mark {
-    struct timespec modified;
-    ino_t inode;
-    off_t size;
-};
-
-static struct file_mark mark_of(const char *path)
+struct kernel_file_mark kernel_file_mark(const char *path)
 {
     struct stat info;
     if (stat(path, &info) != 0)
-        return (struct file_mark){0};
-    return (struct file_mark){info.st_mtim, info.st_ino, info.st_size};
+        return (struct kernel_file_mark){0};
+    return (struct kernel_file_mark){info.st_mtim, info.st_ino, info.st_size};
+}
+
+bool kernel_file_changed(const struct kernel_file_mark *before, const struct kernel_file_mark *now)
+{
+    return now->inode != 0 && (before->modified.tv_sec != now->modified.tv_sec ||
+                               before->modified.tv_nsec != now->modified.tv_nsec ||
+                               before->inode != now->inode || before->size != now->size);
 }
 
 static void changed_setting(const char *field, void *arg)
@@ -241,6 +245,7 @@ static void kernel_reload(struct kernel *kernel)
     set_log(fresh);
     kernel_rates_set(kernel, fresh);
     kernel_traces_reload(fresh);
+    kernel_tls_reload(kernel, fresh);
     for (size_t i = 0; i < kernel->module_count; i++) {
         struct kernel_module *entry = &kernel->modules[i];
         if (entry->started && entry->module->reload)
@@ -252,24 +257,21 @@ static void kernel_reload(struct kernel *kernel)
     log_info("config_reloaded", LOG_CSTR("file", path));
 }
 
-/* Returns when it is time to stop. The file is looked at by name, not by an open descriptor: a mounted ConfigMap changes by
- * swapping a symbolic link, which a watch on the file would miss. */
+/* Returns when it is time to stop. */
 static void watch(struct kernel *kernel)
 {
     sigset_t signals = handled_signals();
-    struct file_mark seen = mark_of(kernel->options.config_path);
+    struct kernel_file_mark seen = kernel_file_mark(kernel->options.config_path);
     for (;;) {
         int signal = sigtimedwait(&signals, NULL, &(struct timespec){.tv_sec = 1});
         if (signal == SIGTERM || signal == SIGINT || atomic_load(&kernel->must_stop))
             return;
-        struct file_mark now = mark_of(kernel->options.config_path);
-        bool changed = now.inode != 0 && (seen.modified.tv_sec != now.modified.tv_sec ||
-                                          seen.modified.tv_nsec != now.modified.tv_nsec ||
-                                          seen.inode != now.inode || seen.size != now.size);
-        if (signal == SIGHUP || changed) {
+        struct kernel_file_mark now = kernel_file_mark(kernel->options.config_path);
+        if (signal == SIGHUP || kernel_file_changed(&seen, &now)) {
             seen = now;
             kernel_reload(kernel);
         }
+        kernel_tls_watch(kernel);
     }
 }
 
@@ -335,6 +337,7 @@ static void destroy(struct kernel *kernel)
     worker_pool_destroy(kernel->workers);
     worker_pool_destroy(kernel->verifiers);
     http_router_destroy(kernel->router);
+    kernel_tls_destroy(kernel);
     kernel_rates_destroy(kernel);
     if (kernel->first != kernel->config)
         config_free(kernel->first);

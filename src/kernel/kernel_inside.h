@@ -3,17 +3,26 @@
 #define FRESHET_KERNEL_KERNEL_INSIDE_H
 
 #include <stdatomic.h>
+#include <sys/types.h>
+#include <time.h>
 
 #include "kernel/kernel.h"
 #include "kernel/store.h"
 
 enum { KERNEL_MODULES_MAX = 16, KERNEL_SECTIONS_MAX = 16 /* the kernel's own */ };
 
+struct kernel_tls_settings {                        /* tls.c */
+    struct str cert_file, key_file, client_ca_file; /* an empty certificate: connections are plain */
+    int min_version, client_mode;
+    struct setting_place cert_place, key_place, client_ca_place, client_mode_place;
+};
+
 struct kernel_http_settings {
     struct setting_strings listen;
     struct setting_place listen_place;
     int64_t loops, workers, worker_queue, parked_max, reserved_descriptors, drain_delay_ms, stop_timeout_ms;
     struct http_limits limits;
+    struct kernel_tls_settings tls;
 };
 
 struct kernel_debug_settings {
@@ -48,6 +57,7 @@ struct kernel_module {
 struct idempotency;
 struct kernel_memory;
 struct kernel_scrape;
+struct kernel_tls;
 struct kernel_rates;
 struct kernel_traces;
 struct rate_table;
@@ -92,6 +102,7 @@ struct kernel {
     struct kernel_store *store; /* NULL where no role keeps anything there */
     struct http_router *router;
     struct http_server *server;
+    struct kernel_tls *tls; /* NULL = connections are plain */
     struct idempotency *idempotency;
     _Atomic(struct kernel_rates *) rates; /* NULL = no limits */
     struct rate_table *rate_buckets;
@@ -113,6 +124,28 @@ void kernel_rates_set(struct kernel *kernel, const struct config *config); /* al
 void kernel_rates_destroy(struct kernel *kernel);
 /* On the loop, when the gate knows the tenant. False: answered 429. */
 bool kernel_rates_admit(const struct kernel_rates *rates, struct http_request *request);
+
+/* ---- tls.c: the main thread's, but for the health ---- */
+extern const struct setting_row kernel_tls_rows[];
+enum status kernel_tls_check(const struct config *config,
+                             struct error *error) MUST_CHECK; /* reads the files */
+bool kernel_tls_asks_clients(const struct config *config);    /* for their certificates */
+enum status kernel_tls_create(struct kernel *kernel, struct error *error) MUST_CHECK;
+struct http_tls *kernel_tls_current(const struct kernel *kernel); /* NULL = connections are plain */
+void kernel_tls_reload(struct kernel *kernel, const struct config *fresh);
+void kernel_tls_watch(struct kernel *kernel); /* every second: have the files changed? */
+void kernel_tls_health(const struct kernel *kernel, struct health *health);
+void kernel_tls_destroy(struct kernel *kernel);
+
+/* ---- kernel.c: has a file changed since it was looked at? By its name: a mounted ConfigMap or Secret changes by swapping a symbolic
+ * link. One that is not there has not changed. ---- */
+struct kernel_file_mark {
+    struct timespec modified;
+    ino_t inode;
+    off_t size;
+};
+struct kernel_file_mark kernel_file_mark(const char *path);
+bool kernel_file_changed(const struct kernel_file_mark *before, const struct kernel_file_mark *now);
 
 extern const struct http_route kernel_actuator_routes[]; /* open to everyone; context: struct kernel */
 http_handler_fn kernel_get_health, kernel_get_readiness, kernel_get_liveness;

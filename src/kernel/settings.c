@@ -77,6 +77,8 @@ static const struct setting_row http_rows[] = {
     {"stopTimeout", SETTING_DURATION_MS, HTTP_ROW(stop_timeout_ms),
      "After that: time for running requests to finish before their connections are closed.", "10s", 0,
      HOUR_MS},
+    {"tls", SETTING_OBJECT, .help = "TLS on every address; without certFile connections are plain.",
+     .rows = kernel_tls_rows, .fallback = ""},
     {"limits", SETTING_OBJECT, .help = "Bounds on what a peer may send or hold.", .rows = http_limit_rows,
      .fallback = ""},
     {.name = NULL},
@@ -302,6 +304,7 @@ enum status kernel_postgres_check(const struct config *config, const struct kern
 struct auth_settings kernel_auth_settings(const struct config *config, const struct module *const *modules)
 {
     struct auth_settings settings = *(const struct auth_settings *)config_section(config, "auth");
+    settings.asks_clients = kernel_tls_asks_clients(config);
     for (; *modules; modules++)
         if ((*modules)->adjust_auth)
             (*modules)->adjust_auth(config_section(config, (*modules)->section->name), &settings);
@@ -362,6 +365,8 @@ static enum status check_config(const struct kernel_options *options, const stru
     struct error own = {0};
     struct setting_place place;
     enum status status = check_listen(options, config, error);
+    if (status == STATUS_OK)
+        status = kernel_tls_check(config, error);
     if (status == STATUS_OK)
         status = kernel_memory_check(config, error);
     if (status == STATUS_OK)

@@ -12,7 +12,7 @@ cmd:meson                    | meson                 | build
 cmd:ninja                    | ninja-build           | build
 cmd:pkg-config               | pkg-config            | finds the libraries
 pc:libpq                     | libpq-dev             | PostgreSQL client
-pc:libcrypto                 | libssl-dev            | token signatures
+pc:libcrypto                 | libssl-dev            | token signatures, TLS
 pc:yaml-0.1                  | libyaml-dev           | configuration
 pc:libxxhash                 | libxxhash-dev         | hashing
 pc:libcurl                   | libcurl4-openssl-dev  | HTTP client
@@ -35,6 +35,7 @@ py:jwt                       | python3-jwt           | test tokens
 py:jsonschema                | python3-jsonschema    | answers against api/
 py:yaml                      | python3-yaml          | reads api/openapi.yaml
 cmd:git                      | git                   | the release before this one
+cmd:openssl                  | openssl               | a TLS client to test against
 cmd:clang                    | clang                 | fuzzing
 libfuzzer:                   | libclang-rt-14-dev    | fuzzing
 '

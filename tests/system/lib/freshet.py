@@ -48,6 +48,7 @@ class Freshet:
         self.wrapper = []  # a command that runs the program: ["prlimit", "--nofile=256"]
         self.port = None
         self.own_port = None  # to listen at, instead of any that is free
+        self.tls = None  # an SSLContext, where the server speaks TLS
         self.process = None
         self.clients = []
         self.write_config(config)
@@ -95,7 +96,7 @@ class Freshet:
 
     def is_ready(self):
         try:
-            with Client(self.port) as client:
+            with Client(self.port, tls=self.tls) as client:
                 return client.get("/actuator/health/readiness").status == 200
         except OSError:
             return False
@@ -131,12 +132,12 @@ class Freshet:
     # ---- asking ----
 
     def client(self, token=None):
-        client = Client(self.port, token)
+        client = Client(self.port, token, tls=self.tls)
         self.clients.append(client)
         return client
 
     def raw(self):
-        connection = RawConnection(self.port)
+        connection = RawConnection(self.port, tls=self.tls)
         self.clients.append(connection)
         return connection
 
@@ -154,7 +155,7 @@ class Freshet:
 
     def metrics(self):
         """Prometheus samples by their text up to the value: {'name{label="x"}': 1.0}."""
-        with Client(self.port) as client:
+        with Client(self.port, tls=self.tls) as client:
             text = client.get("/actuator/prometheus").body.decode()
         samples = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, value in samples}

@@ -32,10 +32,13 @@ class Response:
 
 
 class Client:
-    """One keep-alive connection with a token; reconnects when the server closed it."""
+    """One keep-alive connection with a token; reconnects when the server closed it. `tls` is an SSLContext, for "localhost"."""
 
-    def __init__(self, port, token=None, host="127.0.0.1"):
-        self.connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT)
+    def __init__(self, port, token=None, host="127.0.0.1", tls=None):
+        if tls:
+            self.connection = http.client.HTTPSConnection("localhost", port, timeout=TIMEOUT, context=tls)
+        else:
+            self.connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT)
         self.token = token
 
     def request(self, method, path, body=None, headers=None):
@@ -78,12 +81,14 @@ class Client:
 class RawConnection:
     """A socket: send any bytes in any pieces, read answers one by one (pipelining included)."""
 
-    def __init__(self, port, host="127.0.0.1", timeout=TIMEOUT, source=""):
+    def __init__(self, port, host="127.0.0.1", timeout=TIMEOUT, source="", tls=None, session=None):
         self.socket = socket.create_connection((host, port), timeout=timeout, source_address=(source, 0))
         if self.socket.getsockname() == self.socket.getpeername():  # no server is there: the kernel gave its port to this end
             self.socket.close()
             raise ConnectionRefusedError("connected to itself")
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost", session=session)
         self.buffer = b""
 
     def send(self, *pieces):
