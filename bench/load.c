@@ -21,6 +21,7 @@ struct settings {
     const char *connect;
     const char *requests_file;
     const char *protocol;
+    const char *link;
     struct bench_pids server;
     int connections;
     int threads;
@@ -63,6 +64,8 @@ static void usage(void)
         "usage: load --connect HOST:PORT --requests FILE [--server-pid PID[,PID...]]\n"
         "            [--protocol http|redis] [--connections 64] [--threads 1] [--pipeline 1]\n"
         "            [--warmup 0.5] [--seconds 2] [--spin] [--rate N] [--once] [--accept 200[,STATUS...]]\n"
+        "            [--link plain|tls|full|resumed]\n"
+        "--link is TLS, kept open or with a new handshake for each request: full, or of a resumed session.\n"
         "--spin never sleeps, so that no server pays for waking the generator: give it a processor of its own.\n"
         "--rate sends by the clock, and counts latency from when a request was due.\n"
         "--once sends every request of FILE one time and measures until the last answer.\n"
@@ -88,6 +91,7 @@ static void setting_take(struct settings *settings, int option, const char *valu
     case 'c': settings->connect = value; break;
     case 'r': settings->requests_file = value; break;
     case 'P': settings->protocol = value; break;
+    case 'l': settings->link = value; break;
     case 'n': settings->connections = (int)number(value, 1, 10000); break;
     case 't': settings->threads = (int)number(value, 1, THREADS_MAX); break;
     case 'd': settings->depth = (size_t)number(value, 1, 1024); break;
@@ -114,6 +118,7 @@ static struct settings settings_parse(int argc, char **argv)
         {"requests", required_argument, NULL, 'r'},
         {"server-pid", required_argument, NULL, 'p'},
         {"protocol", required_argument, NULL, 'P'},
+        {"link", required_argument, NULL, 'l'},
         {"connections", required_argument, NULL, 'n'},
         {"threads", required_argument, NULL, 't'},
         {"pipeline", required_argument, NULL, 'd'},
@@ -126,6 +131,7 @@ static struct settings settings_parse(int argc, char **argv)
         {NULL, 0, NULL, 0},
     };
     struct settings settings = {.protocol = "http",
+                                .link = "plain",
                                 .connections = 64,
                                 .threads = 1,
                                 .depth = 1,
@@ -162,6 +168,18 @@ static void plan_address(struct bench_plan *plan, const char *address)
     memcpy(&plan->address, found->ai_addr, found->ai_addrlen);
     plan->address_bytes = found->ai_addrlen;
     freeaddrinfo(found);
+}
+
+static void plan_link(struct bench_plan *plan, const char *name)
+{
+    static const char *const names[] = {"plain", "tls", "full", "resumed"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(name, names[i]) == 0) {
+            plan->link = (enum bench_link)i;
+            return;
+        }
+    }
+    usage();
 }
 
 static void plan_accept(struct bench_plan *plan, const char *list)
@@ -303,6 +321,7 @@ int main(int argc, char **argv)
     } else {
         usage();
     }
+    plan_link(&plan, settings.link);
     plan_accept(&plan, settings.accepted);
     plan_address(&plan, settings.connect);
     if (bench_requests_read(&requests, settings.requests_file, settings.depth) != 0) {

@@ -5,6 +5,8 @@
  */
 #include "load_worker.h"
 
+#include "load_tls.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -20,6 +22,7 @@ enum { EVENTS_MAX = 256, READ_BYTES = 256 * 1024, IDLE_MS = 20 };
 
 struct conn {
     int fd;
+    SSL *ssl;         /* NULL = plain */
     size_t next;      /* the request that the next batch begins with */
     size_t waiting;   /* answers still to come for the batch that was sent */
     size_t body_left; /* bytes of the present answer's body not read yet */
@@ -37,6 +40,7 @@ struct state {
     struct bench_worker *worker;
     struct bench_plan *plan;
     struct bench_wire_hint hint;
+    struct bench_tls tls;
     int epoll;
     struct conn *conns;
     struct conn **idle; /* with a rate: connections that wait for the next due time */
@@ -78,7 +82,9 @@ static bool conn_flush(struct state *state, struct conn *conn)
 {
     while (conn->out_at != conn->out_end) {
         const char *from = state->plan->requests->bytes + conn->out_at;
-        ssize_t sent = send(conn->fd, from, conn->out_end - conn->out_at, MSG_NOSIGNAL);
+        size_t len = conn->out_end - conn->out_at;
+        ssize_t sent =
+            conn->ssl ? bench_tls_send(conn->ssl, from, len) : send(conn->fd, from, len, MSG_NOSIGNAL);
         if (sent < 0) {
             conn->blocked = true;
             return errno == EAGAIN && conn_watch(state, conn, EPOLL_CTL_MOD, EPOLLIN | EPOLLOUT);
@@ -135,6 +141,27 @@ static bool conn_next(struct state *state, struct conn *conn, uint64_t now)
     return true;
 }
 
+static bool conn_secure(struct state *state, struct conn *conn)
+{
+    if (state->plan->link == BENCH_LINK_PLAIN) {
+        return true;
+    }
+    conn->ssl = bench_tls_open(&state->tls, conn->fd, state->plan->link == BENCH_LINK_RESUMED);
+    return conn->ssl != NULL;
+}
+
+/* By a reset, after close_notify: a connection a request would use up the ports of the machine. */
+static void conn_close(struct conn *conn)
+{
+    struct linger now = {.l_onoff = 1};
+    bench_tls_close(conn->ssl);
+    if (conn->ssl != NULL) {
+        setsockopt(conn->fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+    }
+    conn->ssl = NULL;
+    close(conn->fd);
+}
+
 static bool conn_open(struct state *state, struct conn *conn)
 {
     const struct sockaddr *address = (const struct sockaddr *)&state->plan->address;
@@ -146,7 +173,7 @@ static bool conn_open(struct state *state, struct conn *conn)
     }
     int on = 1;
     if (connect(conn->fd, address, state->plan->address_bytes) != 0 ||
-        setsockopt(conn->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0 ||
+        setsockopt(conn->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0 || !conn_secure(state, conn) ||
         fcntl(conn->fd, F_SETFL, O_NONBLOCK) != 0 || !conn_watch(state, conn, EPOLL_CTL_ADD, EPOLLIN)) {
         return false;
     }
@@ -157,7 +184,7 @@ static bool conn_open(struct state *state, struct conn *conn)
 static bool conn_reopen(struct state *state, struct conn *conn)
 {
     error_note(state, -1);
-    close(conn->fd);
+    conn_close(conn);
     return conn_open(state, conn);
 }
 
@@ -221,7 +248,8 @@ static bool conn_read(struct state *state, struct conn *conn)
 {
     size_t kept = conn->rest_bytes;
     memcpy(state->in, conn->rest, kept);
-    ssize_t got = recv(conn->fd, state->in + kept, READ_BYTES - kept, 0);
+    ssize_t got = conn->ssl ? bench_tls_receive(conn->ssl, state->in + kept, READ_BYTES - kept)
+                            : recv(conn->fd, state->in + kept, READ_BYTES - kept, 0);
     if (got <= 0) {
         return got < 0 && errno == EAGAIN;
     }
@@ -234,6 +262,10 @@ static bool conn_read(struct state *state, struct conn *conn)
     count(&state->worker->bytes, (uint64_t)got);
     if (atomic_load_explicit(&state->plan->phase, memory_order_relaxed) == BENCH_MEASURING) {
         bench_histogram_add(&state->worker->latency_ns, now - conn->sent_ns, done);
+    }
+    if (conn->waiting == 0 && state->plan->link >= BENCH_LINK_FULL) {
+        conn_close(conn);
+        return conn_open(state, conn);
     }
     return conn->waiting > 0 || conn_next(state, conn, now);
 }
@@ -321,16 +353,18 @@ static void *worker_main(void *arg)
     state.conns = calloc((size_t)worker->connections, sizeof *state.conns);
     state.idle = calloc((size_t)worker->connections, sizeof(struct conn *));
     state.in = malloc(READ_BYTES);
-    if (state.epoll < 0 || state.conns == NULL || state.idle == NULL || state.in == NULL ||
+    bool is_ready = worker->plan->link == BENCH_LINK_PLAIN || bench_tls_init(&state.tls);
+    if (!is_ready || state.epoll < 0 || state.conns == NULL || state.idle == NULL || state.in == NULL ||
         !conns_open(&state) || !run(&state)) {
         fprintf(stderr, "load: connection lost for good: %s\n", strerror(errno));
         atomic_store(&worker->failed, true);
     }
     for (int i = 0; state.conns != NULL && i < worker->connections; i++) {
         if (state.conns[i].fd > 0) {
-            close(state.conns[i].fd);
+            conn_close(&state.conns[i]);
         }
     }
+    bench_tls_deinit(&state.tls);
     close(state.epoll);
     free(state.conns);
     free(state.idle);

@@ -23,6 +23,14 @@
 enum bench_phase { BENCH_WARMING, BENCH_MEASURING, BENCH_STOPPING };
 enum { BENCH_ACCEPTED_MAX = 8 };
 
+/* How connections are made. */
+enum bench_link {
+    BENCH_LINK_PLAIN,
+    BENCH_LINK_TLS,     /* kept open */
+    BENCH_LINK_FULL,    /* TLS, a new one with a full handshake for each batch */
+    BENCH_LINK_RESUMED, /* the same with a resumed session */
+};
+
 /* What all workers share; only `phase` and `taken` change while they run. */
 struct bench_plan {
     const struct bench_requests *requests;
@@ -30,6 +38,7 @@ struct bench_plan {
     struct sockaddr_storage address;
     socklen_t address_bytes;
     size_t depth;
+    enum bench_link link;
     bool spins;                       /* polls without ever sleeping */
     bool once;                        /* every request is sent one time, then all is done */
     uint64_t interval_ns;             /* between two requests of a worker; 0 = as fast as answers come */

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import socket
+import ssl
 import subprocess
 import time
 
@@ -136,9 +137,20 @@ class Answer:
     body: bytes
 
 
-def ask(port, raw_request, seconds=600):
+def connect(port, seconds, tls=None):
+    plain = socket.create_connection(("127.0.0.1", port), timeout=seconds)
+    return tls.wrap_socket(plain) if tls else plain
+
+
+def unverified_tls():
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def ask(port, raw_request, seconds=600, tls=None):
     """One exchange on a connection of its own; the answer is framed by Content-Length."""
-    with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
+    with connect(port, seconds, tls) as connection:
         connection.sendall(raw_request)
         raw = b""
         while b"\r\n\r\n" not in raw:
@@ -168,6 +180,7 @@ class Freshet:
         self.database = database
         self.dictionaries = dictionaries
         self.settings = settings or {}
+        self.tls = unverified_tls() if "tls" in self.settings.get("http", {}) else None
         self.keys = Keys(folder, database.name)
         self.token = self.keys.token()
         self.env = dict(os.environ, FRESHET_BENCH_PG_PASSWORD=database.password)
@@ -191,7 +204,7 @@ class Freshet:
         if roles:
             command += ["--roles", roles]
         process = self.processes.start(name, command, port, on_cpus, self.env)
-        self._wait_ready(name, port, process)
+        self._wait_ready(name, port, process, self.tls)
         return Running(self, name, process, port)
 
     def _write(self, name, port, loops, preload):
@@ -202,10 +215,10 @@ class Freshet:
         return path
 
     @staticmethod
-    def _wait_ready(name, port, process, seconds=600):
+    def _wait_ready(name, port, process, tls, seconds=600):
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and process.poll() is None:
-            if ask(port, request("/actuator/health/readiness")).status == 200:
+            if ask(port, request("/actuator/health/readiness"), tls=tls).status == 200:
                 return
             time.sleep(0.05)
         raise RuntimeError(f"{name} did not become ready; see its log")
@@ -223,11 +236,11 @@ class Running:
         return self.process.pid
 
     def ask(self, path):
-        return ask(self.port, request(path, self.freshet.token))
+        return ask(self.port, request(path, self.freshet.token), tls=self.freshet.tls)
 
     def metrics(self):
         """Prometheus samples by their text up to the value."""
-        text = ask(self.port, request("/actuator/prometheus")).body.decode()
+        text = ask(self.port, request("/actuator/prometheus"), tls=self.freshet.tls).body.decode()
         samples = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, value in samples}
 

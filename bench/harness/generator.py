@@ -16,6 +16,7 @@ class Target:
     requests: str
     protocol: str = "http"
     accept: str = "200"
+    link: str = "plain"  # or tls (kept open), full, resumed: a handshake for each request
 
 
 def write_requests(path, requests):
@@ -30,8 +31,8 @@ def measure(binary, target, depth, seconds, on_cpus=None, spin=False):
     """One run. A failed answer fails the benchmark: a fast error is no speed."""
     pin = (lambda: os.sched_setaffinity(0, on_cpus)) if on_cpus else None
     command = [binary, "--connect", f"127.0.0.1:{target.port}", "--requests", target.requests,
-               "--protocol", target.protocol, "--accept", target.accept, "--pipeline", str(depth), "--seconds", str(seconds),
-               "--server-pid", ",".join(map(str, target.pids))]
+               "--protocol", target.protocol, "--accept", target.accept, "--link", target.link,
+               "--pipeline", str(depth), "--seconds", str(seconds), "--server-pid", ",".join(map(str, target.pids))]
     if spin:  # on a processor of its own it need never sleep, and no server pays for waking it
         command.append("--spin")
     result = subprocess.run(command, preexec_fn=pin, stdout=subprocess.PIPE, check=True)

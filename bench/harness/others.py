@@ -26,12 +26,18 @@ http {{
     uwsgi_temp_path {folder}/nginx-uwsgi;
     scgi_temp_path {folder}/nginx-scgi;
     server {{
-        listen 127.0.0.1:{port};
+        listen 127.0.0.1:{port}{tls};
         default_type application/json;
         location / {{ return 200 '{body}'; }}
     }}
 }}
 """
+
+# As it comes, but for TLS 1.3, which this version would not offer.
+NGINX_TLS = """ ssl;
+        ssl_certificate {};
+        ssl_certificate_key {};
+        ssl_protocols TLSv1.2 TLSv1.3"""
 
 
 class Others:
@@ -49,15 +55,21 @@ class Others:
         process = self.bench.processes.start(name.replace(" ", "-"), command, port, on_cpus)
         return Target(name, port, [process.pid], requests)
 
-    def nginx(self, requests, body, on_cpus=None):
-        """A fixed string as long as `body`: letters, since nginx would expand a `$` in it."""
+    def nginx(self, requests, body, on_cpus=None, certificate=None):
+        """A fixed string as long as `body`: letters, since nginx would expand a `$` in it. `certificate`: its file and its key's."""
         port = machine.free_port()
-        path = os.path.join(self.bench.folder, "nginx.conf")
+        name = "nginx-tls" if certificate else "nginx"
+        folder = os.path.join(self.bench.folder, name)
+        os.makedirs(folder, exist_ok=True)
+        path = os.path.join(folder, "nginx.conf")
+        tls = NGINX_TLS.format(*certificate) if certificate else ""
         with open(path, "w", encoding="ascii") as out:
-            out.write(NGINX.format(folder=self.bench.folder, port=port, body="n" * len(body)))
-        command = ["nginx", "-e", os.path.join(self.bench.folder, "nginx-error.log"), "-c", path]
-        process = self.bench.processes.start("nginx", command, port, on_cpus)
-        return Target("nginx", port, [process.pid] + machine.children(process.pid), requests)
+            out.write(NGINX.format(folder=folder, port=port, body="n" * len(body), tls=tls))
+        command = ["nginx", "-e", os.path.join(folder, "nginx-error.log"), "-c", path]
+        process = self.bench.processes.start(name, command, port, on_cpus)
+        while not machine.children(process.pid) and process.poll() is None:  # its worker does the work
+            time.sleep(0.01)
+        return Target(name, port, [process.pid] + machine.children(process.pid), requests)
 
     def redis(self, keys, value, on_cpus=None):
         port = machine.free_port()

@@ -1,9 +1,10 @@
-"""`query`: processor time per read, beside the floor, nginx and Redis; by size; by loops."""
+"""`query`: processor time per read, beside the floor, nginx and Redis; by size; with TLS; by loops."""
+import dataclasses
 import os
 import random
 
 from . import freshet as program
-from . import machine, postgres
+from . import certificate, machine, postgres
 from .freshet import Dictionary, item_path, keys_path, request
 from .generator import Target, write_requests
 from .others import Others
@@ -15,6 +16,8 @@ LARGE = Dictionary("LARGE", "items_large", 5_000_000)
 KEYS_ASKED = 100
 REQUESTS_MAX = 100_000  # more different ones than the processor's caches hold, for the large dictionary
 DEPTHS = {1: "one at a time", 16: "16 pipelined"}
+LINKS = {"tls": "connections kept open", "full": "a connection and a full handshake for each",
+         "resumed": "a connection and a resumed session for each"}
 
 # Stands in for freshet's answer where only the others are measured; about as long as a real one.
 PLAIN_HEAD = (b"HTTP/1.1 200 OK\r\nDate: Sun, 01 Nov 2026 00:00:00 GMT\r\nContent-Type: application/json\r\n"
@@ -91,6 +94,20 @@ class Query:
             self.rounds(f"sizes_{depth}", f"by size of the dictionary, {words}", targets, depth,
                         f"freshet, {MIDDLE.rows:,} items", self.client_cpus)
 
+    def links(self, token, answer, files, start_freshet=None):
+        """With TLS: a request on a connection that stays, and with a handshake of its own, beside nginx with the same certificate."""
+        requests = item_requests(MIDDLE, token)
+        path = self.file("tls", requests)
+        targets = [self.others.nginx(path, answer.body, self.server_cpus, files)]
+        if start_freshet:
+            running = start_freshet(self.server_cpus)
+            targets.insert(0, Target("freshet-tls", running.port, [running.pid], path))
+        found = {}
+        for link, words in LINKS.items():
+            linked = [dataclasses.replace(target, link=link) for target in targets]
+            found[link] = self.rounds(f"tls_{link}", f"TLS, one at a time, {words}", linked, 1, "nginx-tls", self.client_cpus)
+        return found
+
     def loops(self, token, answer, start_freshet=None):
         """One and two loops under the same conditions; the floor shows what the machine alone adds.
 
@@ -120,6 +137,7 @@ def run_others(bench, report):
     token = program.Keys(bench.folder).token()
     query.single_items(token, plain_answer(154))
     query.many_keys(token, plain_answer(15_500))
+    query.links(token, plain_answer(154), certificate.make(bench.folder))
     query.loops(token, plain_answer(154))
 
 
@@ -138,6 +156,7 @@ def run(bench, report):
             running.load(each, postgres.key(0))
         try:
             _measure(query, freshet, running, dictionaries)
+            _measure_tls(query, bench, database)
         finally:
             bench.processes.close()
 
@@ -165,3 +184,17 @@ def _measure(query, freshet, running, dictionaries):
 
     found = query.loops(token, item, start)
     report.verdict("2 loops, × 1 loop", found.ratio("freshet, 2 loops", "freshet, 1 loop"), 1.1)
+
+
+def _measure_tls(query, bench, database):
+    cert_file, key_file = certificate.make(bench.folder)
+    secure = bench.freshet(database, [MIDDLE], {"http": {"tls": {"certFile": cert_file, "keyFile": key_file}}})
+
+    def start(on_cpus):
+        running = secure.start("freshet-tls", 1, [MIDDLE], on_cpus)
+        running.load(MIDDLE, postgres.key(0))
+        return running
+
+    found = query.links(secure.token, plain_answer(154), (cert_file, key_file), start)
+    for link, limit in (("tls", 1.0), ("full", 1.1), ("resumed", 1.3)):
+        query.report.verdict(f"TLS, {LINKS[link]}, × nginx", found[link].ratio("freshet-tls", "nginx-tls"), limit)
