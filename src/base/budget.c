@@ -266,20 +266,20 @@ void budget_freed_reset(void)
 /* ---- metrics ---- */
 
 static struct metric_family limit_family = {
-    .name = "memory_limit_bytes",
+    .name = "freshet_memory_limit_bytes",
     .help = "limits.memory, less what the process itself took at its start, in bytes.",
     .type = METRIC_GAUGE};
-static struct metric_family used_family = {.name = "memory_used_bytes",
+static struct metric_family used_family = {.name = "freshet_memory_used_bytes",
                                            .help = "Memory that clients make the process hold, in bytes.",
                                            .type = METRIC_GAUGE,
                                            .labels = {"account"}};
 static struct metric_family share_family = {
-    .name = "memory_share_bytes",
+    .name = "freshet_memory_share_bytes",
     .help = "Memory that an account can always have, in bytes; past it there is a common part.",
     .type = METRIC_GAUGE,
     .labels = {"account"}};
 static struct metric_family refusals_family = {
-    .name = "memory_refused_total",
+    .name = "freshet_memory_refused_total",
     .help = "Charges that were refused and users that were cut because their account was full.",
     .labels = {"account"}};
 

@@ -13,7 +13,7 @@ enum {
 };
 
 struct metric_family kernel_audit_family = {
-    .name = "events_republished_total",
+    .name = "freshet_events_republished_total",
     .help = "Events that did not arrive and are published again, by outbox.",
     .type = METRIC_COUNTER,
     .labels = {"outbox", NULL},

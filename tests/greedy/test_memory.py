@@ -47,7 +47,7 @@ def sample(server):
 
 def refused_accounts(server):
     samples = sample(server) or {}
-    return {name for name in ACCOUNTS if samples.get(f'memory_refused_total{{account="{name}"}}')}
+    return {name for name in ACCOUNTS if samples.get(f'freshet_memory_refused_total{{account="{name}"}}')}
 
 
 def dictionaries(server):
@@ -224,8 +224,8 @@ def test_the_sum_of_all_floods_stays_within_the_budget_and_another_tenant_reads(
             resident.stop()
     assert reader.failures == []
     assert resident.most <= allowed, f"{resident.most / MIB:.0f} MiB of {allowed / MIB:.0f}"
-    eventually(lambda: (sample(server) or {}).get('memory_used_bytes{account="bodies"}') == 0)
-    assert sample(server)["memory_trims_total"] > 0
+    eventually(lambda: (sample(server) or {}).get('freshet_memory_used_bytes{account="bodies"}') == 0)
+    assert sample(server)["freshet_memory_trims_total"] > 0
 
 
 def test_long_answers_of_workers_are_within_the_budget_until_they_are_written(program, serve, refdata_db, token):  # noqa: F811
@@ -241,7 +241,7 @@ def test_long_answers_of_workers_are_within_the_budget_until_they_are_written(pr
     readers = Crowd(server.port, 150, lambda: page * 20, -1)
     readers.start()
     try:
-        eventually(lambda: (sample(server) or {}).get('memory_refused_total{account="requests"}', 0) > 150)
+        eventually(lambda: (sample(server) or {}).get('freshet_memory_refused_total{account="requests"}', 0) > 150)
     finally:
         readers.stop()
         resident.stop()

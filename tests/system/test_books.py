@@ -284,7 +284,7 @@ def test_an_event_that_its_owner_did_not_read_is_named_and_published_again(serve
     (line,) = server.logs(event="events_lost")
     assert (line["eventId"], line["republished"]) == (lost, 1)
     assert refdata_db.value(message, ([kept],)) == 1
-    assert server.metrics()['events_republished_total{outbox="intake.event_outbox"}'] == 1
+    assert server.metrics()['freshet_events_republished_total{outbox="intake.event_outbox"}'] == 1
 
 
 def test_all_events_that_a_gap_has_taken_are_published_again(serve, refdata_db, token):  # noqa: F811
@@ -303,7 +303,7 @@ def test_all_events_that_a_gap_has_taken_are_published_again(serve, refdata_db, 
                      " update platform.bus_cursor c set position = g.message_offset from gone g"
                      " where c.topic = 'intake.events' and c.partition = g.partition")
     server.start()
-    eventually(lambda: server.metrics().get('events_republished_total{outbox="intake.event_outbox"}') == 10001)
+    eventually(lambda: server.metrics().get('freshet_events_republished_total{outbox="intake.event_outbox"}') == 10001)
 
 
 def test_a_chat_event_that_is_not_in_the_log_is_named_and_published_again(serve, refdata_db, token):  # noqa: F811

@@ -10,7 +10,7 @@ from lib.wire import RawConnection, request_bytes
 UPDATE = f"/v1/tenants/{TENANT}/updates/00000000-0000-4000-8000-000000000000"
 HEALTH = request_bytes("GET", "/actuator/health/liveness")
 SCRAPE = request_bytes("GET", "/actuator/prometheus")
-BODIES, UNSENT = 'memory_used_bytes{account="bodies"}', 'memory_used_bytes{account="unsent"}'
+BODIES, UNSENT = 'freshet_memory_used_bytes{account="bodies"}', 'freshet_memory_used_bytes{account="unsent"}'
 
 
 def has_answer(connection):
@@ -128,7 +128,7 @@ def test_bodies_are_bounded_in_sum_and_a_tenant_leaves_room_for_others(serve, mo
     assert refused("other")
     hold("third", 1)
     assert refused("third") and refused("fourth")
-    assert server.metrics()['memory_refused_total{account="bodies"}'] == 4
+    assert server.metrics()['freshet_memory_refused_total{account="bodies"}'] == 4
     # A body that fits its head's block needs none of it.
     small = server.client(bearers["third"]).post("/v1/tenants/third/updates", {})
     assert small.status == 400
@@ -209,4 +209,4 @@ def test_memory_is_given_back_after_a_burst(serve, module_refdata_db, token):
     eventually(lambda: server.metrics()[BODIES] == 5 * 8 * 1024 * 1024)
     for connection in held:
         connection.close()
-    eventually(lambda: server.metrics()["memory_trims_total"] >= 1)
+    eventually(lambda: server.metrics()["freshet_memory_trims_total"] >= 1)

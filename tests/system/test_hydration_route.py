@@ -49,7 +49,7 @@ def entity(client, sku, query=""):
 
 
 def waiters(server):
-    return server.metrics()["freshet_hydration_waiters"]
+    return server.metrics()["hydration_waiters"]
 
 
 # ---- the entity ----

@@ -58,7 +58,7 @@ def test_n1_an_event_that_comes_again_changes_nothing(server, db):
     assert sorted(db.query("select tenant_id, count(*) from notification.notifications where user_id = 'twice' group by 1")) == [
         ("demo", 2), ("other", 1)]
     assert db.value("select count(*) from notification.processed_events where event_id = %s", (one["event_id"],)) == 2
-    assert server.metrics()['freshet_notifications_events_total{result="duplicate"}'] >= 4
+    assert server.metrics()['notification_events_total{result="duplicate"}'] >= 4
     eventually(lambda: statuses(db, "twice") == ["SENT"] * 3)
 
 
@@ -98,7 +98,7 @@ def test_n2_what_is_no_event_is_terminated_and_kept_and_holds_up_nobody(server, 
         assert row["headers"] == {"event-id": f"bad-{at}"} and row["message_key"] == "\\x6b"
     assert rows(db, "liar") == [] and rows(db, "bad") == []
     assert len(server.logs(event="notification_dead_letter")) >= len(BAD)
-    eventually(lambda: server.metrics().get('freshet_notifications_dlq{kind="terminated"}', 0) >= len(BAD))
+    eventually(lambda: server.metrics().get('notification_dlq{kind="terminated"}', 0) >= len(BAD))
 
 
 def test_n5_pages_of_an_inbox(client, db):

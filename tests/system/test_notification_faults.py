@@ -19,7 +19,7 @@ def test_n2_deliveries_used_up_are_a_dead_letter_and_the_rest_goes_on(serve, ref
     assert b"victim".hex() in row["payload"] and row["stream"] == "entitlement.events" and row["stream_seq"] == 1
     assert refdata_db.value("select count(*) from notification.processed_events where event_id = %s", (row["event_id"],)) == 0
     assert server.logs(event="notification_dead_letter", eventId=row["event_id"])
-    eventually(lambda: server.metrics().get('freshet_notifications_dlq{kind="max_deliver"}') == 1)
+    eventually(lambda: server.metrics().get('notification_dlq{kind="max_deliver"}') == 1)
 
 
 def test_n1_while_the_database_is_away_no_delivery_is_used_up(serve, own_refdata_db, own_postgres):  # noqa: F811
@@ -78,7 +78,7 @@ def test_n4_what_was_told_goes_after_thirty_days_and_what_was_not_stays(swept):
         assert statuses(database, f"old-{status}") == [status]
     for status in ("SENT", "FAILED", "PENDING", "PROCESSING"):
         assert statuses(database, f"young-{status}") == [status]
-    eventually(lambda: server.metrics()["freshet_notifications_overdue"] == 2)
+    eventually(lambda: server.metrics()["notification_overdue"] == 2)
 
 
 def test_n4_dead_letters_stay_until_somebody_decided(swept):
@@ -118,6 +118,6 @@ def test_n4_retention_can_be_off(serve, refdata_db):  # noqa: F811
     off = {**FAST, "notification": {"retention": {"enabled": False, "cleanup-interval": "10ms"}}}
     server = serve(refdata_db, off, args=ROLE)
     add(refdata_db, "kept", "SENT", "400 days")
-    eventually(lambda: server.metrics().get('freshet_notifications_dlq{kind="delivery"}') == 0)
+    eventually(lambda: server.metrics().get('notification_dlq{kind="delivery"}') == 0)
     assert statuses(refdata_db, "kept") == ["SENT"]
     assert 'freshet_retention_deleted_total{table="notification.notifications"}' not in server.metrics()

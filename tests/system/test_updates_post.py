@@ -107,7 +107,7 @@ def test_a_large_body_is_taken_as_a_small_one_is(serve, refdata_db, token):  # n
     assert (answer.status, answer.json()["field"]) == (400, "items[4999].key")
     answer = client.post(updates_path(), {**big, "dictCode": "NOPE"})
     assert (answer.status, answer.code) == (404, "UNKNOWN_DICTIONARY")
-    eventually(lambda: server.metrics()['memory_used_bytes{account="writes"}'] == 0)
+    eventually(lambda: server.metrics()['freshet_memory_used_bytes{account="writes"}'] == 0)
 
 
 # ---- refused ----

@@ -24,7 +24,7 @@ enum {
 #define FOR_EVER_MS (3650 * DAY_MS)
 
 struct metric_family notification_audit_family = {
-    .name = "freshet_notifications_audit_total",
+    .name = "notification_audit_total",
     .help = "Events published again: lost, and probes (on NATS, not known to be lost).",
     .type = METRIC_COUNTER,
     .labels = {"result", NULL},

@@ -23,13 +23,13 @@ enum { DEAD_AT_ONCE = 50, MEASURE_INTERVAL_MS = 2000, MEASURE_QUERY_MS = 3000 };
 #define DEAD_PREFIX "dlq-" /* headers that are the bus's own */
 
 struct metric_family notification_dead_letters_family = {
-    .name = "freshet_notifications_dead_letters_total",
+    .name = "notification_dead_letters_total",
     .help = "Dead letters of the bus, stored in notification_nats_dlq: terminated, max_deliver.",
     .type = METRIC_COUNTER,
     .labels = {"kind", NULL},
 };
 struct metric_family notification_dead_family = {
-    .name = "freshet_notifications_dlq",
+    .name = "notification_dlq",
     .help =
         "Dead letters that wait for a decision: terminated, max_deliver (of the bus), delivery. Anything above 0 alerts.",
     .type = METRIC_GAUGE,

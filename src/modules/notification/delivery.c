@@ -43,14 +43,14 @@ const struct outbox_table notification_delivery_table = {
 };
 
 struct metric_family notification_deliveries_family = {
-    .name = "freshet_notifications_deliveries_total",
+    .name = "notification_deliveries_total",
     .help =
         "Attempts to deliver: sent, retried, refused (FAILED at once), left (the process stops or the receiver is not reached).",
     .type = METRIC_COUNTER,
     .labels = {"channel", "result", NULL},
 };
 struct metric_family notification_delivery_seconds_family = {
-    .name = "freshet_notifications_delivery_seconds",
+    .name = "notification_delivery_seconds",
     .help = "Time of one batch of deliveries, in seconds.",
     .type = METRIC_HISTOGRAM,
     .labels = {"channel", NULL},

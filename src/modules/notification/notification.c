@@ -171,7 +171,7 @@ static enum status check_settings(const struct config *config, const void *secti
  * logged as an error ---- */
 
 static struct metric_family overdue_family = {
-    .name = "freshet_notifications_overdue",
+    .name = "notification_overdue",
     .help = "Notifications older than the retention that are neither sent nor failed.",
     .type = METRIC_GAUGE,
 };

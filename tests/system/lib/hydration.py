@@ -244,14 +244,14 @@ class Asking:
 
 
 def waiters(*servers):
-    return sum(server.metrics()["freshet_hydration_waiters"] for server in servers)
+    return sum(server.metrics()["hydration_waiters"] for server in servers)
 
 
 def count(name, *servers, **labels):
     """A counter over servers and labels that are not given."""
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
     return sum(value for server in servers for text, value in server.metrics().items()
-               if text.split("{")[0] == f"freshet_hydration_{name}" and all(label in text for label in wanted))
+               if text.split("{")[0] == f"hydration_{name}" and all(label in text for label in wanted))
 
 
 def ignored(*servers, reason=None):

@@ -398,7 +398,7 @@ uint64_t ignored(const char *reason)
     const struct str label = str_from(reason);
     struct metric_family *family = NULL;
     for (struct metric_family *const *at = hydration_metrics; *at; at++)
-        if (strcmp((*at)->name, "freshet_hydration_ignored_total") == 0)
+        if (strcmp((*at)->name, "hydration_ignored_total") == 0)
             family = *at;
     return metric_value(metric_series_get(family, &label));
 }
