@@ -50,6 +50,7 @@ static int app_serve(int argc, char **argv)
     if (outcome != OPTIONS_RUN)
         return outcome;
     return kernel_serve(&(struct kernel_options){.config_path = app_config_path(config),
+                                                 .commit = app_commit,
                                                  .modules = app_modules,
                                                  .roles = str_from(roles),
                                                  .listen = str_from(listen)});

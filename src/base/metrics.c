@@ -7,7 +7,7 @@
  *
  *     counter     cells = [count]
  *     histogram   cells = [bucket 0 .. bucket n-1, +Inf bucket, sum as a double's bits]
- *     gauge       one shard only, cells = [value as a double's bits]
+ *     gauge       one shard only, cells = [value as a double's bits]; a counter that is read likewise
  *
  * Buckets count only their own range here; they are made cumulative when printed. */
 #include "base/metrics.h"
@@ -78,7 +78,8 @@ void metrics_register(struct metric_family *family)
                 state->bound_count++;
             cells = state->bound_count + 2;
         }
-        state->shard_count = family->type == METRIC_GAUGE ? 1 : SHARDS;
+        bool is_set = family->type == METRIC_GAUGE || family->type == METRIC_COUNTER_READ;
+        state->shard_count = is_set ? 1 : SHARDS;
         state->shard_cells = (cells + line - 1) / line * line;
         STAILQ_INIT(&state->series);
         STAILQ_INSERT_TAIL(&families, state, link);
@@ -292,6 +293,7 @@ static const char *const type_names[] = {
     [METRIC_COUNTER] = "counter",
     [METRIC_GAUGE] = "gauge",
     [METRIC_HISTOGRAM] = "histogram",
+    [METRIC_COUNTER_READ] = "counter",
 };
 
 /* HELP escapes the backslash and the line feed, a label value the quote as well; what is not UTF-8 becomes

@@ -17,7 +17,12 @@
 #define METRIC_LABELS_MAX 4
 #define METRIC_SERIES_MAX_DEFAULT 1000
 
-enum metric_type { METRIC_COUNTER, METRIC_GAUGE, METRIC_HISTOGRAM };
+enum metric_type {
+    METRIC_COUNTER,
+    METRIC_GAUGE,
+    METRIC_HISTOGRAM,
+    METRIC_COUNTER_READ, /* counted elsewhere, such as by the system: metric_set() */
+};
 
 struct metric_series;
 
@@ -42,7 +47,7 @@ struct metric_series *metric_of_deleted(struct str table);
 void metric_series_drop(struct metric_series *series);
 
 void metric_add(struct metric_series *series, uint64_t n);       /* counter */
-void metric_set(struct metric_series *series, double value);     /* gauge; any thread, last one wins */
+void metric_set(struct metric_series *series, double value);     /* gauge, counter that is read; any thread, last one wins */
 void metric_change(struct metric_series *series, double by);     /* gauge, up or down */
 void metric_observe(struct metric_series *series, double value); /* histogram */
 void metric_observe_times(struct metric_series *series, double value, unsigned times); /* the same value */

@@ -44,6 +44,7 @@ struct kernel_scrape {
     struct scrape_waiter *waiters;
     unsigned waiter_count;
     bool is_stopped;
+    struct buf health; /* kernel_health_lines(), as the first of the waiters found them; "": known already */
 };
 
 /* ---- a text and its readers ---- */
@@ -113,9 +114,11 @@ static void deliver(struct scrape_waiter *waiters, struct scrape_text *text)
     }
 }
 
-static struct scrape_waiter *take_waiters(struct kernel_scrape *scrape, bool is_stopped)
+static struct scrape_waiter *take_waiters(struct kernel_scrape *scrape, bool is_stopped, struct buf *health)
 {
     pthread_mutex_lock(&scrape->mutex);
+    buf_put_str(health, buf_str(&scrape->health));
+    buf_clear(&scrape->health);
     struct scrape_waiter *waiters = scrape->waiters;
     scrape->waiters = NULL;
     scrape->waiter_count = 0;
@@ -126,11 +129,14 @@ static struct scrape_waiter *take_waiters(struct kernel_scrape *scrape, bool is_
 
 static int64_t scrape_step(struct task *task, void *context)
 {
-    struct scrape_waiter *waiters = take_waiters(context, false);
+    struct buf health = {0};
+    struct scrape_waiter *waiters = take_waiters(context, false, &health);
     struct scrape_text *text = memory_zalloc(sizeof *text);
     atomic_init(&text->refs, 1);
     FAILPOINT("actuator.before_print");
     budget_metrics_update();
+    kernel_process_metrics_update(buf_str(&health));
+    buf_deinit(&health);
     metrics_print(&text->bytes);
     deliver(waiters, text);
     unref_text(text);
@@ -163,6 +169,8 @@ static void get_prometheus(struct http_request *request)
     pthread_mutex_lock(&scrape->mutex);
     bool joined = has_room(scrape, waiter->sender) && !scrape->is_stopped;
     if (joined) {
+        if (!scrape->waiters)
+            kernel_health_lines(kernel, &scrape->health); /* here, since it needs a loop */
         waiter->next = scrape->waiters;
         scrape->waiters = waiter;
         scrape->waiter_count++;
@@ -193,7 +201,9 @@ struct kernel_scrape *kernel_scrape_create(struct loop *loop)
 void kernel_scrape_stop(struct kernel_scrape *scrape)
 {
     (void)!task_stop(scrape->task, TASK_FOREVER);
-    deliver(take_waiters(scrape, true), NULL);
+    struct buf health = {0};
+    deliver(take_waiters(scrape, true, &health), NULL);
+    buf_deinit(&health);
 }
 
 void kernel_scrape_destroy(struct kernel_scrape *scrape)
@@ -201,6 +211,7 @@ void kernel_scrape_destroy(struct kernel_scrape *scrape)
     task_destroy(scrape->task);
     worker_pool_destroy(scrape->lane);
     pthread_mutex_destroy(&scrape->mutex);
+    buf_deinit(&scrape->health);
     free(scrape);
 }
 

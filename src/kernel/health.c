@@ -15,6 +15,7 @@ static void put_state(struct buf *out, struct str name, bool up, struct str deta
 void health_role(struct health *health, const char *role, bool up, struct str detail)
 {
     put_state(&health->roles, str_from(role), up, detail);
+    buf_printf(&health->lines, "%d\trole\t%s\n", up, role);
     *(up ? &health->roles_up : &health->roles_down) += 1;
 }
 
@@ -23,7 +24,43 @@ void health_component(struct health *health, const char *kind, struct str name, 
     struct buf label = {0};
     buf_printf(&label, "%s:%.*s", kind, STR_ARG(name));
     put_state(&health->components, buf_str(&label), up, detail);
+    if (strcmp(kind, "dictionary") != 0) /* there may be thousands, and dict_unavailable shows them */
+        buf_printf(&health->lines, "%d\tcomponent\t%.*s\n", up, STR_ARG(buf_str(&label)));
     buf_deinit(&label);
+}
+
+/* True: there are keys. */
+static bool gather_health(struct kernel *kernel, struct health *health)
+{
+    for (size_t i = 0; i < kernel->module_count; i++) {
+        const struct kernel_module *entry = &kernel->modules[i];
+        if (entry->started && entry->module->health)
+            entry->module->health(entry->state, health);
+        else if (entry->started && entry->module->keeps_store)
+            kernel_store_role_health(kernel, entry->module, health);
+    }
+    kernel_store_health(kernel, health);
+    kernel_tls_health(kernel, health);
+    bool keys = auth_is_ready(kernel->auth);
+    health_component(health, "auth", STR("keys"), keys,
+                     keys ? STR_NONE : STR("no signing keys yet: every token is refused"));
+    return keys;
+}
+
+static void free_health(struct health *health)
+{
+    buf_deinit(&health->roles);
+    buf_deinit(&health->components);
+    buf_deinit(&health->lines);
+}
+
+void kernel_health_lines(struct kernel *kernel, struct buf *out)
+{
+    struct health health = {0};
+    (void)gather_health(kernel, &health);
+    buf_clear(out);
+    buf_put_str(out, buf_str(&health.lines));
+    free_health(&health);
 }
 
 /* ---- routes ---- */
@@ -34,18 +71,7 @@ static void send_health(struct http_request *request, bool is_readiness)
     struct kernel *kernel = request->context;
     struct health health = {0};
     struct buf body = {0};
-    for (size_t i = 0; i < kernel->module_count; i++) {
-        const struct kernel_module *entry = &kernel->modules[i];
-        if (entry->started && entry->module->health)
-            entry->module->health(entry->state, &health);
-        else if (entry->started && entry->module->keeps_store)
-            kernel_store_role_health(kernel, entry->module, &health);
-    }
-    kernel_store_health(kernel, &health);
-    kernel_tls_health(kernel, &health);
-    bool keys = auth_is_ready(kernel->auth);
-    health_component(&health, "auth", STR("keys"), keys,
-                     keys ? STR_NONE : STR("no signing keys yet: every token is refused"));
+    bool keys = gather_health(kernel, &health);
     bool is_stopping = atomic_load(&kernel->stopping);
     if (is_stopping)
         health_component(&health, "process", STR("life"), false,
@@ -66,8 +92,7 @@ static void send_health(struct http_request *request, bool is_readiness)
                            .body = buf_str(&body),
                        });
     buf_deinit(&body);
-    buf_deinit(&health.roles);
-    buf_deinit(&health.components);
+    free_health(&health);
 }
 
 void kernel_get_health(struct http_request *request)

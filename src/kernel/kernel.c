@@ -173,6 +173,7 @@ static enum status start(struct kernel *kernel, struct error *error)
     kernel->loops = loop_group_create(loops, (unsigned)http->parked_max);
     kernel->workers = worker_pool_create("worker", (unsigned)turns_places((size_t)http->workers),
                                          (size_t)http->worker_queue);
+    kernel_process_metrics_register(kernel->options.commit);
     kernel->scrape = kernel_scrape_create(loop_group_loop(kernel->loops, 0));
     kernel->router = http_router_create();
     kernel->traces = kernel_traces_start(kernel);
@@ -232,12 +233,15 @@ static void kernel_reload(struct kernel *kernel)
             log_error("config_refused", LOG_CSTR("file", path), LOG_STR("error", line),
                       LOG_CSTR("effect", "the configuration in force stays"));
     buf_deinit(&problems);
-    if (!fresh)
+    if (!fresh) {
+        kernel_process_reloaded(false);
         return;
+    }
     struct error error = {0};
     struct auth_settings auth = kernel_auth_settings(fresh, kernel->options.modules);
     if (auth_reload(kernel->auth, &auth, &error) != STATUS_OK) {
         log_error("config_refused", LOG_CSTR("file", path), LOG_ERROR_FIELDS(&error));
+        kernel_process_reloaded(false);
         config_free(fresh);
         return;
     }
@@ -254,6 +258,7 @@ static void kernel_reload(struct kernel *kernel)
     if (kernel->config != kernel->first)
         config_free(kernel->config);
     kernel->config = fresh;
+    kernel_process_reloaded(true);
     log_info("config_reloaded", LOG_CSTR("file", path));
 }
 

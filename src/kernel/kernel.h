@@ -88,6 +88,7 @@ struct module {
  * A module adds its own; the process is ready while at least one of its roles can work. */
 struct health {
     struct buf roles, components; /* JSON members gathered so far */
+    struct buf lines;             /* the same for metrics: kernel_health_lines() */
     unsigned roles_up, roles_down;
     bool
         starting; /* a role has not finished what it does before its first request (preloads): alive, but not ready yet */
@@ -144,6 +145,7 @@ struct kernel_options {
     const struct module *const *modules; /* NULL-terminated */
     struct str roles;                    /* comma list; empty = all */
     struct str listen;                   /* overrides http.listen; empty = as configured */
+    const char *commit;                  /* that the program was built from; NULL = unknown */
 };
 
 /* All sections: the kernel's own and the modules'. For `freshet config`, and for config_load(). */

@@ -153,6 +153,14 @@ struct kernel_scrape *kernel_scrape_create(struct loop *loop);
 void kernel_scrape_stop(struct kernel_scrape *scrape); /* while the loops still run messages */
 void kernel_scrape_destroy(struct kernel_scrape *scrape);
 
+/* On any loop: a line for each role and component, state (1 or 0), "role" or "component" and name, with tabs between them. */
+void kernel_health_lines(struct kernel *kernel, struct buf *out);
+
+/* ---- process.c: metrics of the process as a whole ---- */
+void kernel_process_metrics_register(const char *commit);
+void kernel_process_metrics_update(struct str health_lines); /* by the scrape's thread; no lines: health is as it was */
+void kernel_process_reloaded(bool is_accepted);              /* the configuration file was read again */
+
 /* Every connection is a descriptor: takes as many as the system lets us have. Before kernel_http_limits(). */
 void kernel_descriptors_raise(void);
 struct http_limits kernel_http_limits(const struct kernel_http_settings *http);
