@@ -1,6 +1,7 @@
 /* Metrics of outboxes (O5), and log lines of settled events. */
 #include "base/metrics.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/log.h"
@@ -10,7 +11,7 @@
 static const double latency_buckets[] = {1,   2,    5,    10,   25,    50,    100, 250,
                                          500, 1000, 2500, 5000, 10000, 60000, 0};
 
-enum { PENDING, OLDEST, SUCCESS, FAILED, DEAD, LATENCY, FAMILIES };
+enum { PENDING, OLDEST, ENQUEUED, SUCCESS, FAILED, DEAD, LATENCY, FAMILIES };
 static struct metric_family families[FAMILIES] = {
     [PENDING] = {"outbox_pending_count",
                  "Events committed and not yet published, without those that are FAILED.", METRIC_GAUGE,
@@ -18,6 +19,8 @@ static struct metric_family families[FAMILIES] = {
     [OLDEST] = {"outbox_oldest_pending_age_seconds",
                 "Age of the oldest event that is not yet published; 0 = none.", METRIC_GAUGE,
                 .labels = {"module", "event_type"}},
+    [ENQUEUED] = {"outbox_enqueued_total", "Events committed by this process, to be published by any.",
+                  METRIC_COUNTER, .labels = {"module", "event_type"}},
     [SUCCESS] = {"outbox_publish_success_total", "Events published.", METRIC_COUNTER,
                  .labels = {"module", "event_type"}},
     [FAILED] = {"outbox_publish_failed_total", "Failed attempts to publish an event.", METRIC_COUNTER,
@@ -141,8 +144,27 @@ void outbox_count_published(const struct outbox_table *table, struct str event_t
     metric_observe_times(series[LATENCY], 0, (unsigned)count);
 }
 
+/* A thread mostly writes events of one type: it keeps the series of that one. */
+void outbox_count_enqueued(const struct outbox_table *table, struct str event_type, size_t count)
+{
+    static _Thread_local const struct outbox_table *last_table;
+    static _Thread_local char last_type[64];
+    static _Thread_local struct metric_series *last;
+    if (count == 0)
+        return;
+    if (last_table != table || !str_eq(event_type, str_from(last_type))) {
+        const struct str labels[] = {str_from(table->module), event_type};
+        outbox_metrics_init(); /* a process that only writes has no engine */
+        last = metric_series_get(&families[ENQUEUED], labels);
+        last_table = table;
+        snprintf(last_type, sizeof last_type, "%.*s", STR_ARG(event_type));
+    }
+    metric_add(last, count);
+}
+
 void outbox_log_enqueued(const struct outbox_table *table, struct str event_type, struct str id)
 {
+    outbox_count_enqueued(table, event_type, 1);
     log_debug("outbox_event_enqueued", LOG_CSTR("module", table->module), LOG_STR("eventType", event_type),
               LOG_STR("eventId", id));
 }

@@ -228,7 +228,9 @@ void outbox_stop(struct outbox *outbox, int64_t grace_ms);
 void outbox_interrupt(struct outbox *outbox);
 void outbox_destroy(struct outbox *outbox); /* after outbox_stop(); NULL is fine */
 
-/* The debug line of a writer after its commit, for each event (O5). */
+/* Any thread: events were committed by this process (O5). */
+void outbox_count_enqueued(const struct outbox_table *table, struct str event_type, size_t count);
+/* The same for one event, with the debug line of its writer. */
 void outbox_log_enqueued(const struct outbox_table *table, struct str event_type, struct str id);
 
 /* For a process that writes events and has no engine: notifies those of other processes. Any thread, after the commit; coalesced. */

@@ -22,8 +22,12 @@ static void count_message(const char *result)
     metric_add(metric_series_get(&chat_messages_family, (struct str[]){str_from(result)}), 1);
 }
 
+/* The statement sees the session as it was before the message: did its agent change? By the primary key; for metrics. */
 static const struct db_statement post_sql = DB_STATEMENT(
-    "select status, body from chat.post_message($1, $2, $3, $4, $5, $6, $7::text::numeric, $8, $9, $10)");
+    "select p.status, p.body, coalesce(s.agent <> $6, false)::int"
+    " from chat.post_message($1, $2, $3, $4, $5, $6, $7::text::numeric, $8, $9, $10) p"
+    " left join chat.chat_sessions s on s.tenant_id = $1 and s.session_id = $3");
+enum post_column { POST_STATUS, POST_BODY, POST_IS_SWITCHED };
 
 /* ---- the body ---- */
 
@@ -87,6 +91,11 @@ static void commit_message(struct http_request *request, const struct posting *p
                                                .deadline_ns = clock_deadline_ms(DATABASE_MS)},
                     &outcome);
     FAILPOINT("chat.after_commit");
+    if (outcome.has_effect && outcome.rows && outcome.status < 400) {
+        outbox_count_enqueued(&chat_outbox_table, STR("message_created"), 2); /* the user's and the answer */
+        outbox_count_enqueued(&chat_outbox_table, STR("agent_switched"),
+                              (size_t)db_result_i64(outcome.rows, 0, POST_IS_SWITCHED));
+    }
     if (outcome.has_effect) {
         log_debug("outbox_event_enqueued", LOG_CSTR("module", chat_outbox_table.module),
                   LOG_STR("tenantId", caller->tenant), LOG_STR("sessionId", caller->session));

@@ -25,13 +25,13 @@ enum {
 };
 
 struct metric_family notification_events_family = {
-    .name = "freshet_notifications_events_total",
+    .name = "notification_events_total",
     .help = "Events of entitlements: created (a notification), duplicate, terminated (invalid).",
     .type = METRIC_COUNTER,
     .labels = {"result", NULL},
 };
 struct metric_family notification_lag_family = {
-    .name = "freshet_notifications_lag_seconds",
+    .name = "notification_lag_seconds",
     .help = "Time from an event to the commit of its notification, in seconds.",
     .type = METRIC_HISTOGRAM,
 };
@@ -206,6 +206,8 @@ static void on_events_committed(void *context, const struct bus_batch *batch, si
         return;
     if (memo->created > 0)
         outbox_wake(notification->delivery);
+    for (size_t i = 0; i < (size_t)memo->created; i++) /* with redeliveries among them the types may be others */
+        outbox_count_enqueued(&notification_delivery_table, memo->events[i].event_type, 1);
     count_events("created", (uint64_t)memo->created);
     count_events("duplicate", memo->count - (uint64_t)memo->created);
     count_events("terminated", memo->terminated);

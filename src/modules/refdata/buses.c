@@ -176,7 +176,8 @@ enum status refdata_buses_open(struct refdata_database *database, struct error *
     } else if (is_needed(database->refdata, REFDATA_NEEDS_COMMANDS)) {
         const struct bus_topic topic = {.name = kafka->commands_topic.ptr,
                                         .partitions = (unsigned)kafka->partitions,
-                                        .keep_ms = kafka->keep_ms};
+                                        .keep_ms = kafka->keep_ms,
+                                        .group = buses->apply_group};
         struct db_target target = site->target;
         target.connections_max = buses->parallel;
         status = refdata_buses_open_kafka(database->refdata,

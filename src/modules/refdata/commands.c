@@ -17,9 +17,11 @@ enum {
     ((size_t)1024) /* of a command but for its items: names, ids, a time, key and headers, at their longest */
 enum { EXTRA_EVENT_ID, EXTRA_TRACEPARENT, EXTRA_WAITED };
 
+#define EVENT_TYPE "command"
+
 const struct outbox_table refdata_command_table = {
     .name = "refdata.command_outbox",
-    .event_type = "'command'",
+    .event_type = "'" EVENT_TYPE "'",
     .logged = {{"eventId", "e.event_id", false},
                {"tenantId", "e.tenant_id", false},
                {"dictCode", "e.dict_code", false},
@@ -126,12 +128,14 @@ enum status refdata_commands_put_and_commit(struct refdata_database *database, s
     return status;
 }
 
-void refdata_commands_wake(struct refdata_database *database)
+void refdata_commands_wake(struct refdata_database *database, size_t count)
 {
-    if (database->commands)
-        outbox_wake(database->commands);
-    else
+    if (!database->commands) {
         bus_wake(database->buses.commands, STR(REFDATA_COMMANDS));
+        return;
+    }
+    outbox_count_enqueued(&refdata_command_table, STR(EVENT_TYPE), count);
+    outbox_wake(database->commands);
 }
 
 /* ---- out of the outbox, on a worker ---- */

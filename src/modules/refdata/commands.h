@@ -27,8 +27,8 @@ enum status refdata_commands_put_and_commit(struct refdata_database *database, s
                                             const struct refdata_accepted *accepted, size_t count,
                                             int64_t deadline_ns, struct arena *arena,
                                             struct error *error) MUST_CHECK;
-/* Any thread, after that commit. Never blocks. */
-void refdata_commands_wake(struct refdata_database *database);
+/* Any thread, after the commit of `count` commands, 0 = it is not known how many. Never blocks. */
+void refdata_commands_wake(struct refdata_database *database, size_t count);
 
 /* A message about a pair: its key keeps the pair's order. All but the payload; memory is the arena's. `waited`: the header, no ptr =
  * none. */

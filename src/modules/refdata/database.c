@@ -130,13 +130,14 @@ struct refdata_catalog *refdata_database_catalog(const struct refdata_database *
 void refdata_database_decided(struct refdata_database *database, const struct refdata_outcome *outcomes,
                               const bool *waited, size_t count)
 {
-    size_t published = 0;
+    size_t published = 0, versions = 0;
     bool is_left = false, is_hydrated = false; /* is_left: to the relay */
     refdata_decisions_made(database->decisions, outcomes, waited, count);
     for (size_t i = 0; i < count; i++) {
         if (outcomes[i].state.decision != REFDATA_COMMITTED)
             continue;
         published += outcomes[i].is_published;
+        versions += outcomes[i].makes_version;
         is_left |= !outcomes[i].is_published;
         is_hydrated |= outcomes[i].is_hydrated;
         struct uuid event;
@@ -146,6 +147,7 @@ void refdata_database_decided(struct refdata_database *database, const struct re
                                        outcomes[i].state.version, is_known ? &event : NULL,
                                        outcomes[i].traceparent);
     }
+    refdata_relay_enqueued(versions);
     if (published)
         refdata_relay_published(database, published);
     if (is_left)

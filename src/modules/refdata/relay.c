@@ -96,6 +96,11 @@ void refdata_relay_published(struct refdata_database *database, size_t count)
     bus_appended(database->buses.invalidations, STR(REFDATA_INVALIDATIONS), count);
 }
 
+void refdata_relay_enqueued(size_t count)
+{
+    outbox_count_enqueued(&refdata_outbox_table, STR(EVENT_TYPE), count);
+}
+
 void refdata_relay_wake(struct refdata_database *database)
 {
     if (!database->relay && !database->relay_notifier)

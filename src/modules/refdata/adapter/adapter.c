@@ -37,7 +37,7 @@ struct memo {
     struct arena arena;
     struct intake *intakes;
     size_t count;
-    bool is_published; /* some of them */
+    size_t published; /* so many of them */
 };
 
 static void free_memo(struct memo *memo)
@@ -168,7 +168,7 @@ void refdata_reader_handle(void *context, struct bus_batch *batch)
             if (refdata_acceptance_is_published(&memo->intakes[i].acceptance))
                 accepted[count++] =
                     (struct refdata_accepted){&memo->intakes[i].update, memo->intakes[i].traceparent, false};
-        memo->is_published = count > 0;
+        memo->published = count;
         FAILPOINT("adapter.before_publish");
         status = refdata_commands_put(reader->database, batch->conn, accepted, count, batch->deadline_ns,
                                       &memo->arena, &error);
@@ -179,7 +179,7 @@ void refdata_reader_handle(void *context, struct bus_batch *batch)
     if (memo->count == 1 && (status == STATUS_PAYLOAD_TOO_LARGE || status == STATUS_BAD_REQUEST)) {
         memo->intakes[0].error = error;
         memo->intakes[0].acceptance.result = REFDATA_REFUSED;
-        memo->is_published = false;
+        memo->published = 0;
         if (db_rollback_to_savepoint(batch->conn, batch->deadline_ns, &error) == STATUS_OK)
             status = STATUS_OK;
     }
@@ -210,8 +210,8 @@ void refdata_reader_committed(void *context, const struct bus_batch *batch, size
     if (!memo)
         return;
     FAILPOINT("adapter.after_commit");
-    if (memo->is_published)
-        refdata_commands_wake(reader->database);
+    if (memo->published > 0)
+        refdata_commands_wake(reader->database, memo->published);
     for (size_t i = 0; i < settled; i++)
         refused += batch->verdicts[i].kind == BUS_TERM;
     for (size_t i = 0; i < memo->count; i++) {

@@ -130,6 +130,8 @@ int64_t refdata_upkeep_step(struct task *task, void *context)
         idempotency_count_cleaned(STR(REFDATA_UPDATES_ROUTE), count); /* I7 */
         idempotency_log_cleaned(STR("refdata.update_key"), count);
     }
+    if (status == STATUS_OK)
+        status = idempotency_measure(conn, STR("refdata.update_key"), clock_deadline_ms(JOB_MS), &error);
     arena_deinit(&arena);
     db_release(conn);
     refdata_catalog_unref(catalog);

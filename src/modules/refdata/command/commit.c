@@ -47,6 +47,7 @@ struct group {
     enum way way;
     bool is_unknown;     /* the reply to some COMMIT was lost */
     bool is_to_be_woken; /* commands may be queued: wake the consumers of the topic */
+    size_t queued;       /* commands in the last commit */
     struct error error;
 };
 
@@ -257,6 +258,7 @@ static enum status commit_queued(struct group *group, struct db_conn *conn, stru
     FAILPOINT("command.before_commit");
     if (status == STATUS_OK)
         status = note_commit(group, db_commit(conn, group->deadline_ns, &group->error));
+    group->queued = count;
     group->is_to_be_woken |= count > 0; /* also by an earlier try whose reply was lost */
     return status;
 }
@@ -333,7 +335,7 @@ static bool commit_group(struct group *group)
         post->error.status = STATUS_UNAVAILABLE;
     }
     if (status == STATUS_OK && group->is_to_be_woken)
-        refdata_commands_wake(group->database);
+        refdata_commands_wake(group->database, group->queued);
     if (status == STATUS_OK || clock_mono_ns() < group->pace->warn_from_ns)
         return true;
     group->pace->warn_from_ns = clock_deadline_ms(1000);
