@@ -257,6 +257,13 @@ enum status bus_subscribe(struct bus *bus, const struct bus_subscription *subscr
     return STATUS_OK;
 }
 
+void bus_lag_set(struct str topic, struct str group, int64_t messages)
+{
+    const struct str labels[] = {topic, group};
+
+    metric_set(metric_series_get(&families[LAG], labels), (double)messages);
+}
+
 void bus_consumer_deinit(struct bus_consumer *consumer)
 {
     free((char *)consumer->spec.group);

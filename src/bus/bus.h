@@ -44,7 +44,8 @@ struct bus_topic {
     int64_t keep_ms, keep_messages;
     int64_t keep_ms_hard, keep_messages_hard;
     /* The shared group that must handle all messages, or NULL. The first process creates its position with the topic, so that
-     * messages published before the group's own first start are kept for it. Only on PostgreSQL. */
+     * messages published before the group's own first start are kept for it: only on PostgreSQL. bus_lag shows how far it is behind
+     * in every process that has the bus: on PostgreSQL and Kafka. */
     const char *group;
     /* bus_publish() does not wait for the server's disk: a crash of the server loses the messages together with the outbox's note
      * that they are published, and they are published again. Drivers without that choice ignore it. */

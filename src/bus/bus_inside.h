@@ -72,6 +72,8 @@ struct bus_consumer {
     struct metric_series *consumed[BUS_TERM + 1], *lag, *batch_seconds, *dead_letters;
 };
 void bus_consumer_deinit(struct bus_consumer *consumer);
+/* bus_lag of a group that shares messages, in any process, whether it reads the topic or not. Not for the hot path. */
+void bus_lag_set(struct str topic, struct str group, int64_t messages);
 int64_t bus_backoff_ms(const struct bus_consumer *consumer, unsigned attempt); /* attempt: 1 … */
 /* Each logs and calls the consumer's callback, if it has one. */
 void bus_consumer_ready(const struct bus_consumer *consumer);

@@ -360,6 +360,5 @@ void bus_kafka_group_measure_lag(struct kafka_reader *reader)
         lag += position >= 0 && end > position ? end - position : 0;
     }
     rd_kafka_topic_partition_list_destroy(asked);
-    metric_set(reader->consumer.lag, (double)lag);
     metric_set(reader->kafka_lag, (double)lag);
 }

@@ -144,6 +144,7 @@ struct kafka {
     struct kafka_topic *topics; /* as bus.topics */
     unsigned publishing;        /* callers that have not returned */
     bool is_up_logged;          /* the upkeep's */
+    int64_t lag_at_ns;          /* the upkeep's */
 };
 
 static inline bool kafka_is_ending(const struct kafka *kafka)
@@ -186,6 +187,9 @@ unsigned bus_kafka_topic_partition(struct kafka *kafka, const struct bus_topic_s
  * for from now on. */
 enum status bus_kafka_topic_check(struct kafka *kafka, const struct bus_topic_state *topic, bool *is_known,
                                   struct error *error) MUST_CHECK;
+
+/* ---- lag.c ---- */
+void bus_kafka_lag_measure(struct kafka *kafka, rd_kafka_t *rk); /* on the upkeep's thread */
 
 /* ---- reader.c ---- */
 void bus_kafka_reader_create(struct bus *bus, const struct bus_consumer *consumer);

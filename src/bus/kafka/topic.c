@@ -232,6 +232,8 @@ int64_t bus_kafka_upkeep_step(struct task *task, void *context)
             create_topics(kafka, producer);
             is_good = look(kafka, producer) && !is_any_unknown(kafka);
         }
+        if (is_good)
+            bus_kafka_lag_measure(kafka, producer);
         bus_kafka_producer_release(kafka);
     }
     if (is_good)

@@ -21,11 +21,11 @@ static const struct db_statement create_sql =
 static const struct db_statement count_sql =
     DB_STATEMENT("SELECT count(*) FROM platform.bus_partition WHERE topic = $1");
 
-/* $1 groups. */
+/* Of all groups of the database, also of those that no process reads for now. */
 static const struct db_statement lag_sql =
     DB_STATEMENT("SELECT c.group_name, c.topic, sum(p.next_offset - c.position)::bigint"
                  " FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
-                 " WHERE c.group_name = ANY ($1) GROUP BY 1, 2");
+                 " GROUP BY 1, 2");
 
 /* $1 topics, $2 rows that a deletion looks at. The messages of a partition, and the age in ms of the oldest as below. Shows
  * where a deletion may find something, so that partitions with nothing to delete cost no statement each. */
@@ -218,37 +218,29 @@ int64_t bus_postgres_upkeep(struct task *task, void *context)
     int64_t deadline_ns = clock_deadline_ms(UPKEEP_MS);
     struct db_result *results[3] = {NULL, NULL, NULL};
     struct error error = {0};
-    struct buf groups = {0}, topics = {0};
+    struct buf topics = {0};
     struct db_conn *conn;
     enum status status = db_acquire(postgres->publish_pool, deadline_ns, &conn, &error);
 
     (void)task;
     for (size_t i = 0; i < bus->topic_count && status == STATUS_OK; i++)
         status = bus_postgres_topic_ensure(conn, &bus->topics[i], deadline_ns, &error);
-    for (size_t i = 0; i < postgres->reader_count; i++)
-        db_array_put(&groups, str_from(postgres->readers[i]->consumer.spec.group));
     for (size_t i = 0; i < bus->topic_count; i++)
         db_array_put(&topics, bus->topics[i].name);
     if (status == STATUS_OK) { /* what is looked at every time takes one round trip and one transaction */
         db_pipeline_begin(conn);
         db_pipeline_add(conn, &trusted_sql, DB_NO_PARAMS);
-        db_pipeline_add(conn, &lag_sql, DB_PARAMS(db_text_array(db_array_end(&groups))));
+        db_pipeline_add(conn, &lag_sql, DB_NO_PARAMS);
         db_pipeline_add(
             conn, &oldest_sql,
             DB_PARAMS(db_text_array(db_array_end(&topics)), db_i64(postgres->config.retention_batch)));
         status = db_pipeline_end(conn, deadline_ns, results, 3, NULL, &error);
     }
-    buf_deinit(&groups);
     buf_deinit(&topics);
     atomic_store(&postgres->is_trusted, status == STATUS_OK && db_result_i64(results[0], 0, 0) == 1);
-    for (size_t i = 0; i < postgres->reader_count && status == STATUS_OK; i++) {
-        const struct bus_consumer *consumer = &postgres->readers[i]->consumer;
-        for (size_t row = 0; row < db_result_rows(results[1]); row++)
-            if (consumer->spec.mode == BUS_SHARED && /* the rounds of the others measure it */
-                str_eq(db_result_str(results[1], row, 0), str_from(consumer->spec.group)) &&
-                str_eq(db_result_str(results[1], row, 1), consumer->topic->name))
-                metric_set(consumer->lag, (double)db_result_i64(results[1], row, 2));
-    }
+    for (size_t row = 0; status == STATUS_OK && row < db_result_rows(results[1]); row++)
+        bus_lag_set(db_result_str(results[1], row, 1), db_result_str(results[1], row, 0),
+                    db_result_i64(results[1], row, 2));
     for (size_t i = 0; i < bus->topic_count && status == STATUS_OK; i++)
         status = trim_topic(postgres, &bus->topics[i], results[2], conn, deadline_ns, &error);
     for (size_t i = 0; i < 3; i++)
