@@ -106,6 +106,9 @@ void idempotency_send(struct http_request *request, struct idempotency_outcome *
 void idempotency_cleanup_sql(const struct idempotency_table *table, struct buf *out);
 void idempotency_count_cleaned(struct str route, int64_t count); /* idempotency_cleanup_count_total */
 void idempotency_log_cleaned(struct str table, int64_t count);
+/* Sets idempotency_keys and idempotency_table_bytes; blocks for one statement, which reads statistics only. */
+enum status idempotency_measure(struct db_conn *conn, struct str table, int64_t deadline_ns,
+                                struct error *error) MUST_CHECK;
 
 /* ---- metrics (I7): counted by enter() and run(), and by modules that store keys themselves ---- */
 enum idempotency_event {

@@ -13,6 +13,7 @@ enum {
     BATCH = 1000,
     BATCH_TIMEOUT_MS = 10000,
     FIRST_MS = 60 * 1000,
+    MEASURE_MS = 30 * 1000,
     RETRY_MS = 10 * 1000, /* after a failure, or sooner where the interval is */
 };
 
@@ -79,6 +80,27 @@ static int64_t retention_step(struct task *task, void *context)
     return TASK_MS(is_soon ? RETRY_MS : backoff_spread_ms(rule->interval_ms));
 }
 
+/* ---- how many keys are stored ---- */
+
+static int64_t measure_keys(struct task *task, void *context)
+{
+    const struct retention *retention = context;
+    int64_t deadline_ns = clock_deadline_ms(BATCH_TIMEOUT_MS);
+    struct error error = {0};
+    struct db_conn *conn = NULL;
+    (void)task;
+    enum status status = db_acquire(retention->site->pool, deadline_ns, &conn, &error);
+    if (status == STATUS_OK)
+        status = idempotency_measure(conn, str_from(retention->rule.name), deadline_ns, &error);
+    db_release(conn);
+    if (status != STATUS_OK && status != STATUS_CANCELLED && status != STATUS_DB_DOWN) /* the pool logs that */
+        log_warn("idempotency_keys_not_measured", LOG_CSTR("table", retention->rule.name),
+                 LOG_ERROR_FIELDS(&error));
+    return TASK_MS(backoff_spread_ms(MEASURE_MS));
+}
+
+/* ---- rules ---- */
+
 static void add_rule(struct kernel *kernel, const struct retention_rule *rule, bool is_of_keys)
 {
     struct kernel_site *site = &kernel->store->site;
@@ -92,6 +114,8 @@ static void add_rule(struct kernel *kernel, const struct retention_rule *rule, b
     retention->statement = db_statement_of(str_from(rule->sql));
     kernel_site_add_task(site, "retention", retention_step, retention,
                          TASK_MS((int64_t)(random_u64() % (uint64_t)(first_ms + 1))));
+    if (is_of_keys)
+        kernel_site_add_task(site, "key-size", measure_keys, retention, TASK_NOW);
 }
 
 void kernel_retention_add(struct kernel *kernel, const struct retention_rule *rule)
