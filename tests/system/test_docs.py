@@ -191,11 +191,12 @@ METRIC_ROW = re.compile(r"^\| `(\w+)` \| (counter|gauge|histogram) \|", re.M)
 
 
 def test_every_metric_is_documented_and_every_documented_one_exists(demo):
-    """Those of the engines are on a page of their own: here none is turned on."""
+    """Those of the engines are compared by the next test: here none is turned on."""
     with demo.client() as client:
         text = client.get("/actuator/prometheus").body.decode()
     printed = set(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M))
-    documented = {row for page in PAGES if page.name != "docs/ENGINES.md" for row in METRIC_ROW.findall(page.prose)}
+    documented = {row for page in PAGES for row in METRIC_ROW.findall(page.prose)
+                  if not row[0].startswith(("kafka_", "redis_", "nats_"))}
     assert documented == printed
 
 

@@ -56,6 +56,7 @@ lint_command() {
     lint_one "files are short and finished" "$PYTHON" -B "$ROOT/tools/check_files.py"
     lint_one "clang-format" lint_format "$@"
     lint_one "shellcheck" lint_shell
+    lint_one "deploy/grafana is what tools/dashboards.py writes" "$PYTHON" -B "$ROOT/tools/dashboards.py" --check
     lint_one "docs/CONFIG.md is what the program prints" lint_config_page
     [ "$LINT_FAILED" -eq 0 ] || die "lint found something"
 }

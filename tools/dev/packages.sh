@@ -34,6 +34,7 @@ py:cryptography              | python3-cryptography  | keys for test tokens
 py:jwt                       | python3-jwt           | test tokens
 py:jsonschema                | python3-jsonschema    | answers against api/
 py:yaml                      | python3-yaml          | reads api/openapi.yaml
+cmd:promtool                 | prometheus            | judges metrics, alerts and dashboards
 cmd:git                      | git                   | the release before this one
 cmd:openssl                  | openssl               | a TLS client to test against
 cmd:clang                    | clang                 | fuzzing
