@@ -5,6 +5,7 @@
 
 Needs python3-matplotlib. No test and no other tool uses it.
 """
+import datetime
 import json
 import pathlib
 import re
@@ -53,7 +54,7 @@ def draw_number(axes, series, unit):
 
 def draw_graph(axes, series, unit):
     for name, times, values in series[:SERIES_MAX]:
-        axes.plot([matplotlib.dates.epoch2num(at) if hasattr(matplotlib.dates, "epoch2num") else at / 86400 for at in times],
+        axes.plot([datetime.datetime.utcfromtimestamp(at) for at in times],
                   values, linewidth=1, label=name or "value")
     axes.xaxis.set_major_formatter(matplotlib.dates.DateFormatter("%H:%M:%S"))
     axes.xaxis.set_major_locator(matplotlib.dates.AutoDateLocator(maxticks=6))

@@ -40,7 +40,8 @@ DASHBOARDS = {
          ('count(ALERTS{alertname=~"Freshet.*",alertstate="firing"}) or vector(0)', "alerts")),
         ("Requests", "reqps", "Requests answered, without health checks and scrapes.", rate("http_requests_total", "status", NOT_OURS)),
         ("Errors", "percentunit", "Requests answered with 5xx.",
-         (f'sum by (job) (rate(http_requests_total{{$S,status=~"5.."{NOT_OURS}}}[$__rate_interval]))'
+         (f'(sum by (job) (rate(http_requests_total{{$S,status=~"5.."{NOT_OURS}}}[$__rate_interval]))'
+          f' or 0 * sum by (job) (rate(http_requests_total{{$S{NOT_OURS}}}[$__rate_interval])))'
           f' / sum by (job) (rate(http_requests_total{{$S{NOT_OURS}}}[$__rate_interval]))', "{{job}}")),
         ("Reads of items", "s", "From the request's head to the answer's head. Objective: p95 10 ms, p99 25 ms.",
          *quantiles("http_request_duration_seconds", matchers=READS)),

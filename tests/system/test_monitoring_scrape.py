@@ -145,7 +145,7 @@ def test_dashboards_are_whole():
 EMPTY = {"Failed loads", "Reads from PostgreSQL", "Unavailable dictionaries", "Updates without a carrier", "Database", "Given up",
          "Dead letters of topics", "Published again", "Collisions", "Expired keys", "Joined", "Time-outs", "Events without effect",
          "Lost versions and differing content", "Connections cut", "Kafka: lag", "Redis: lag of the stream", "NATS: reconnections",
-         "Redis: connections and redirects", "Failed attempts", "Errors", "Known as absent", "Answered without the owner",
+         "Redis: connections and redirects", "Failed attempts", "Known as absent", "Answered without the owner",
          "Dead letters of notification", "Questions to owners", "Streams cut"}
 
 
