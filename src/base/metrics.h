@@ -46,10 +46,11 @@ struct metric_series *metric_of_deleted(struct str table);
 /* Stops printing it (a dictionary that was removed). The memory stays valid. */
 void metric_series_drop(struct metric_series *series);
 
-void metric_add(struct metric_series *series, uint64_t n);       /* counter */
-void metric_set(struct metric_series *series, double value);     /* gauge, counter that is read; any thread, last one wins */
-void metric_change(struct metric_series *series, double by);     /* gauge, up or down */
-void metric_observe(struct metric_series *series, double value); /* histogram */
+void metric_add(struct metric_series *series, uint64_t n); /* counter */
+void metric_set(struct metric_series *series,
+                double value); /* gauge, counter that is read; any thread, last one wins */
+void metric_change(struct metric_series *series, double by);                           /* gauge, up or down */
+void metric_observe(struct metric_series *series, double value);                       /* histogram */
 void metric_observe_times(struct metric_series *series, double value, unsigned times); /* the same value */
 uint64_t metric_value(const struct metric_series *series); /* counter's sum: for tests and health */
 

@@ -6,8 +6,8 @@
     static struct metric_family variable = {        \
         .name = text, .help = sentence, .type = kind, .labels = {__VA_ARGS__}}
 
-FAMILY(requests, METRIC_COUNTER, "hydration_requests_total", "Lookups by consumer and result.",
-       "consumer", "result");
+FAMILY(requests, METRIC_COUNTER, "hydration_requests_total", "Lookups by consumer and result.", "consumer",
+       "result");
 FAMILY(hits, METRIC_COUNTER, "hydration_hits_total",
        "Lookups answered without the owner: from memory or from the ledger in PostgreSQL.", "consumer",
        "way");
@@ -15,13 +15,12 @@ FAMILY(negative_hits, METRIC_COUNTER, "hydration_negative_hits_total",
        "Lookups of entities that memory or the ledger has as absent.", "consumer", "way");
 FAMILY(collapsed, METRIC_COUNTER, "hydration_collapsed_total",
        "Lookups that joined a question under way, in this process or another.", "consumer");
-FAMILY(timeouts, METRIC_COUNTER, "hydration_timeouts_total",
-       "Lookups that ended without an answer in time.", "consumer");
+FAMILY(timeouts, METRIC_COUNTER, "hydration_timeouts_total", "Lookups that ended without an answer in time.",
+       "consumer");
 FAMILY(unknowns, METRIC_COUNTER, "hydration_unknowns_total",
        "Questions to owners (entity.unknown), direct or over the bus: first ones and retries.", "consumer",
        "try");
-FAMILY(ignored, METRIC_COUNTER, "hydration_ignored_total", "Events without effect, by reason.",
-       "reason");
+FAMILY(ignored, METRIC_COUNTER, "hydration_ignored_total", "Events without effect, by reason.", "reason");
 FAMILY(waiting, METRIC_GAUGE, "hydration_waiters",
        "Callers that wait for an answer, including deferred ones.", NULL);
 FAMILY(latency, METRIC_HISTOGRAM, "hydration_seconds",

@@ -5,13 +5,15 @@
 
 static struct metric_family keys_family = {
     .name = "idempotency_keys",
-    .help = "Idempotency keys that are stored, by PostgreSQL's statistics. Every process shows all: take the maximum.",
+    .help =
+        "Idempotency keys that are stored, by PostgreSQL's statistics. Every process shows all: take the maximum.",
     .type = METRIC_GAUGE,
     .labels = {"table"},
 };
 static struct metric_family bytes_family = {
     .name = "idempotency_table_bytes",
-    .help = "Disk space of the table of keys with its indexes, in bytes. Every process shows all: take the maximum.",
+    .help =
+        "Disk space of the table of keys with its indexes, in bytes. Every process shows all: take the maximum.",
     .type = METRIC_GAUGE,
     .labels = {"table"},
 };
@@ -21,7 +23,8 @@ static const struct db_statement size_sql =
     DB_STATEMENT("select pg_catalog.pg_stat_get_live_tuples(t.oid), pg_catalog.pg_total_relation_size(t.oid)"
                  " from (select pg_catalog.to_regclass($1)::oid as oid) t where t.oid is not null");
 
-enum status idempotency_measure(struct db_conn *conn, struct str table, int64_t deadline_ns, struct error *error)
+enum status idempotency_measure(struct db_conn *conn, struct str table, int64_t deadline_ns,
+                                struct error *error)
 {
     struct db_result *size = NULL;
     enum status status = db_query(conn, &size_sql, DB_PARAMS(db_text(table)), deadline_ns, &size, error);

@@ -158,8 +158,9 @@ void kernel_health_lines(struct kernel *kernel, struct buf *out);
 
 /* ---- process.c: metrics of the process as a whole ---- */
 void kernel_process_metrics_register(const char *commit);
-void kernel_process_metrics_update(struct str health_lines); /* by the scrape's thread; no lines: health is as it was */
-void kernel_process_reloaded(bool is_accepted);              /* the configuration file was read again */
+void kernel_process_metrics_update(
+    struct str health_lines);                   /* by the scrape's thread; no lines: health is as it was */
+void kernel_process_reloaded(bool is_accepted); /* the configuration file was read again */
 
 /* Every connection is a descriptor: takes as many as the system lets us have. Before kernel_http_limits(). */
 void kernel_descriptors_raise(void);

@@ -127,7 +127,8 @@ struct kernel_memory {
 };
 
 static struct metric_family trims_family = {
-    .name = "freshet_memory_trims_total", .help = "Times that memory was returned to the system after a burst."};
+    .name = "freshet_memory_trims_total",
+    .help = "Times that memory was returned to the system after a burst."};
 
 /* Woken when much memory was freed; trims TRIM_DELAY_MS later, when the rest of a burst is freed too. */
 static int64_t trim_step(struct task *task, void *context)

@@ -28,8 +28,8 @@ enum {
     FAMILIES
 };
 static struct metric_family families[FAMILIES] = {
-    [CPU_SECONDS] = {"process_cpu_seconds_total", "Processor time of the process, user and system, in seconds.",
-                     METRIC_COUNTER_READ},
+    [CPU_SECONDS] = {"process_cpu_seconds_total",
+                     "Processor time of the process, user and system, in seconds.", METRIC_COUNTER_READ},
     [START_TIME] = {"process_start_time_seconds", "When the process started, in seconds since 1970.",
                     METRIC_GAUGE},
     [RESIDENT] = {"process_resident_memory_bytes", "Memory of the process that is in RAM, in bytes.",
@@ -43,13 +43,14 @@ static struct metric_family families[FAMILIES] = {
     [RELOADS] = {"freshet_config_reloads_total",
                  "Times the configuration file was read again, by result: accepted, refused.", METRIC_COUNTER,
                  .labels = {"result"}},
-    [RELOAD_IS_GOOD] = {"freshet_config_last_reload_successful",
-                        "1 when the configuration file, as it was read last, is in force; 0 when it was refused.",
-                        METRIC_GAUGE},
+    [RELOAD_IS_GOOD] =
+        {"freshet_config_last_reload_successful",
+         "1 when the configuration file, as it was read last, is in force; 0 when it was refused.",
+         METRIC_GAUGE},
     [RELOAD_TIME] = {"freshet_config_last_reload_success_timestamp_seconds",
                      "When the configuration in force was read, in seconds since 1970.", METRIC_GAUGE},
-    [ROLE_UP] = {"freshet_role_up", "1 while the role can work, else 0, as in GET /actuator/health.", METRIC_GAUGE,
-                 .labels = {"role"}},
+    [ROLE_UP] = {"freshet_role_up", "1 while the role can work, else 0, as in GET /actuator/health.",
+                 METRIC_GAUGE, .labels = {"role"}},
     [COMPONENT_UP] = {"freshet_component_up",
                       "1 while the database, the engine or the keys can be used, else 0, as in GET"
                       " /actuator/health.",
@@ -131,9 +132,10 @@ static void update_stat(void)
     if (!read_proc("/proc/self/stat", text, sizeof text))
         return;
     const char *rest = strrchr(text, ')');
-    if (!rest || sscanf(rest + 1,
-                        " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %*d %*d %*d %*d %ld %*d %llu %lu %ld",
-                        &user, &system, &threads, &started, &bytes, &pages) != 6)
+    if (!rest ||
+        sscanf(rest + 1,
+               " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %*d %*d %*d %*d %ld %*d %llu %lu %ld",
+               &user, &system, &threads, &started, &bytes, &pages) != 6)
         return;
     set(CPU_SECONDS, (double)(user + system) / (double)sysconf(_SC_CLK_TCK));
     set(START_TIME, start_time(started));

@@ -93,7 +93,8 @@ static int64_t measure_keys(struct task *task, void *context)
     if (status == STATUS_OK)
         status = idempotency_measure(conn, str_from(retention->rule.name), deadline_ns, &error);
     db_release(conn);
-    if (status != STATUS_OK && status != STATUS_CANCELLED && status != STATUS_DB_DOWN) /* the pool logs that */
+    if (status != STATUS_OK && status != STATUS_CANCELLED &&
+        status != STATUS_DB_DOWN) /* the pool logs that */
         log_warn("idempotency_keys_not_measured", LOG_CSTR("table", retention->rule.name),
                  LOG_ERROR_FIELDS(&error));
     return TASK_MS(backoff_spread_ms(MEASURE_MS));

@@ -12,7 +12,8 @@ static rd_kafka_event_t *ask_committed(struct kafka *kafka, rd_kafka_t *rk, cons
                                        const kafka_list *partitions)
 {
     rd_kafka_queue_t *queue = rd_kafka_queue_new(rk);
-    rd_kafka_AdminOptions_t *options = rd_kafka_AdminOptions_new(rk, RD_KAFKA_ADMIN_OP_LISTCONSUMERGROUPOFFSETS);
+    rd_kafka_AdminOptions_t *options =
+        rd_kafka_AdminOptions_new(rk, RD_KAFKA_ADMIN_OP_LISTCONSUMERGROUPOFFSETS);
     rd_kafka_ListConsumerGroupOffsets_t *request = rd_kafka_ListConsumerGroupOffsets_new(group, partitions);
     rd_kafka_event_t *event = NULL;
     char why[128];
@@ -41,7 +42,8 @@ static const kafka_list *committed_of(const rd_kafka_event_t *event)
 }
 
 /* Messages of the topic that the group has not handled; a group without a position handles those that are there. -1: not known. */
-static int64_t measure(struct kafka *kafka, rd_kafka_t *rk, const struct bus_topic_state *topic, const char *group)
+static int64_t measure(struct kafka *kafka, rd_kafka_t *rk, const struct bus_topic_state *topic,
+                       const char *group)
 {
     unsigned count = bus_kafka_topic_partitions(kafka, topic);
     kafka_list *ends = rd_kafka_topic_partition_list_new((int)count), *begins;
@@ -58,8 +60,8 @@ static int64_t measure(struct kafka *kafka, rd_kafka_t *rk, const struct bus_top
     const kafka_list *committed = committed_of(event);
     is_known &= committed != NULL;
     for (unsigned i = 0; i < count && is_known; i++) {
-        const rd_kafka_topic_partition_t *found = rd_kafka_topic_partition_list_find(
-            (kafka_list *)committed, topic->spec.name, (int32_t)i);
+        const rd_kafka_topic_partition_t *found =
+            rd_kafka_topic_partition_list_find((kafka_list *)committed, topic->spec.name, (int32_t)i);
         int64_t from = begins->elems[i].offset;
         is_known = !ends->elems[i].err && !begins->elems[i].err;
         if (found && found->offset > from)

@@ -23,10 +23,10 @@ static void count_message(const char *result)
 }
 
 /* The statement sees the session as it was before the message: did its agent change? By the primary key; for metrics. */
-static const struct db_statement post_sql = DB_STATEMENT(
-    "select p.status, p.body, coalesce(s.agent <> $6, false)::int"
-    " from chat.post_message($1, $2, $3, $4, $5, $6, $7::text::numeric, $8, $9, $10) p"
-    " left join chat.chat_sessions s on s.tenant_id = $1 and s.session_id = $3");
+static const struct db_statement post_sql =
+    DB_STATEMENT("select p.status, p.body, coalesce(s.agent <> $6, false)::int"
+                 " from chat.post_message($1, $2, $3, $4, $5, $6, $7::text::numeric, $8, $9, $10) p"
+                 " left join chat.chat_sessions s on s.tenant_id = $1 and s.session_id = $3");
 enum post_column { POST_STATUS, POST_BODY, POST_IS_SWITCHED };
 
 /* ---- the body ---- */
