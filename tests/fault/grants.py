@@ -29,20 +29,20 @@ def settings(receiver):
 class Grants:
     """The workload: `sent` has (user, version) of every change that was answered."""
 
-    def __init__(self, servers, bearer):
-        self.servers, self.bearer = servers, bearer
+    def __init__(self, servers, bearer, pause=0, patient=Patient):
+        self.servers, self.bearer, self.pause, self.patient = servers, bearer, pause, patient
         self.sent = []
         self.refusals = 0
 
-    def start(self, threads, writers=4):
-        for number in range(writers):
+    def start(self, threads, writers=4, first=0):
+        for number in range(first, first + writers):
             threads.add(self.write, number)
 
     def write(self, stopping, number):
-        client = Patient(self.servers, self.bearer, first=number)
+        client = self.patient(self.servers, self.bearer, first=number)
         versions = {f"w{number}-u{i}": 0 for i in range(USERS)}
         for user in itertools.cycle(versions):
-            if stopping.is_set():
+            if stopping.wait(self.pause):
                 break
             is_grant = versions[user] % 2 == 0
             answer = client.request("POST", GRANTS if is_grant else REVOKES, body(user),
@@ -55,24 +55,27 @@ class Grants:
         client.close()
 
 
-def is_settled(database, changes):
-    return live(database) == 0 and changes == database.value(
-        "select count(*) from notification.notifications where status = 'SENT'")
+def is_settled(database, changes, is_exact):
+    sent = database.value("select count(*) from notification.notifications where status = 'SENT'")
+    return live(database) == 0 and (sent == changes or (sent > changes and not is_exact))
 
 
-def audit(database, workload, receiver):
-    """Waits until everything is told, then compares it all, to the last row. The number of changes."""
+def audit(database, workload, receiver, is_exact=True):
+    """Waits until everything is told, then compares it all, to the last row. The number of changes. Not `is_exact`: the
+    receiver and the bus may know of more, which a database that lost its last commits does not."""
     changes = len(workload.sent)
-    eventually(lambda: is_settled(database, changes), timeout=120)
-    assert agree(database) == changes, "changes that nobody was answered for"
+    eventually(lambda: is_settled(database, changes, is_exact), timeout=120)
+    assert agree(database, is_exact=is_exact) == changes, "changes that nobody was answered for"
     wrong = database.query("select event_id, status, attempt_count, last_error from entitlement.outbox_events"
                            " where status <> 'PUBLISHED' or claim_id is not null or lease_until is not null")
     assert not wrong
     events = database.query("select event_id::text from entitlement.entitlement_audit order by 1")
-    assert database.query("select event_id::text from notification.notifications order by 1") == events
-    assert database.query("select event_id::text from notification.processed_events order by 1") == events
+    for table in ("notifications", "processed_events"):
+        handled = database.query(f"select event_id::text from notification.{table} order by 1")
+        assert handled == events or (not is_exact and set(handled) > set(events)), table
     assert database.value("select count(*) from notification.notification_dlq") == 0
     assert database.value("select count(*) from notification.notification_nats_dlq") == 0
     told = {call["key"] for call in receiver.calls}
-    assert told == {row for row, in database.query("select notification_id::text from notification.notifications")}
+    rows = {row for row, in database.query("select notification_id::text from notification.notifications")}
+    assert told == rows or (not is_exact and told > rows)
     return changes

@@ -52,8 +52,8 @@ class Sent:
 class Workload:
     """Writers over `servers`; everything accepted is in `sent`."""
 
-    def __init__(self, servers, token, pause=0.002):
-        self.servers, self.token, self.pause = servers, token, pause
+    def __init__(self, servers, token, pause=0.002, patient=Patient):
+        self.servers, self.token, self.pause, self.patient = servers, token, pause, patient
         self.sent = []
         self.last = {}  # PLAIN: the last value of every writer's key
         self.generation = 0  # WHOLE: the last that was accepted whole
@@ -70,7 +70,7 @@ class Workload:
             threads.add(self._read, number)
 
     def _client(self, number):
-        return Patient(self.servers, self.token, first=number)
+        return self.patient(self.servers, self.token, first=number)
 
     def _post(self, client, body, mode, expected, generation=None):
         """Sends until it is accepted, and notes what must become of it."""

@@ -211,6 +211,19 @@ test_upgrade() {
     test_pytest upgrade debug upgrade
 }
 
+# Standbys promoted, roles and engines killed, under load; the program as it is released, since load is measured. Whole when it is
+# named: the same promotions on the engines, and everything killed in turn. One page of what was seen, with plots.
+test_failover() {
+    test_build release -Dcost=true || return 0
+    export FRESHET_FAILOVER_WHOLE=${FRESHET_FAILOVER_WHOLE:-$([ "$TEST_ALL" = 1 ] && echo 0 || echo 1)}
+    [ "$TEST_AGAIN" = 1 ] || rm -rf "$VAR/failover"
+    FRESHET_VAR=$VAR test_pytest failover release failover
+    if [ "$FRESHET_FAILOVER_WHOLE" = 1 ]; then
+        FRESHET_VAR=$VAR FRESHET_TEST_ENGINES=1 test_pytest failover-engines release failover
+        say "report: $VAR/failover/report.html"
+    fi
+}
+
 # What is installed. Among all tests: a package made of the release build, and its files. By name: one compiled from what is
 # committed, and its life on a clean Debian.
 test_package() {
@@ -334,6 +347,7 @@ test_lanes() {
         test_fault
         test_greedy
         test_upgrade
+        test_failover
         test_system_debug
         test_fuzz
     ) >"$VAR/test/lane" 2>&1 &
@@ -358,7 +372,7 @@ test_again() { # SUITE…
     fi
     TEST_AGAIN=1
     for suite in "$@"; do
-        case $suite in unit | system | engines | fault | greedy | upgrade | cost | deploy | package) "test_$suite" ;; esac
+        case $suite in unit | system | engines | fault | greedy | failover | upgrade | cost | deploy | package) "test_$suite" ;; esac
     done
     TEST_AGAIN=0
 }
@@ -383,14 +397,14 @@ test_command() {
     local suite
     for suite in "$@"; do
         case $suite in
-        unit | system | engines | fault | greedy | upgrade | fuzz | cost | deploy | package) ;;
-        failover | browser) misuse "there are no $suite tests yet" ;;
-        *) misuse "no suite '$suite'; there are: unit system engines fault greedy upgrade fuzz cost deploy package" ;;
+        unit | system | engines | fault | greedy | failover | upgrade | fuzz | cost | deploy | package) ;;
+        browser) misuse "there are no $suite tests yet" ;;
+        *) misuse "no suite '$suite'; there are: unit system engines fault greedy failover upgrade fuzz cost deploy package" ;;
         esac
     done
     packages_ensure run test engines clients cost package packagetest
     # Fetched once for all that follows; without it what needs Kafka says so, or runs on librdkafka's own stand-in.
-    case " ${*:-all} " in *" all "* | *" engines "* | *" system "*) kafka_fetch || true ;; esac
+    case " ${*:-all} " in *" all "* | *" engines "* | *" failover "* | *" system "*) kafka_fetch || true ;; esac
     export FRESHET_KAFKA_JARS=$KAFKA_JARS
     test_sanitizer_env
     mkdir -p "$VAR/test"
@@ -405,7 +419,7 @@ test_command() {
     if [ $# -eq 0 ]; then
         TEST_ALL=1
         test_lanes
-        set -- unit fault greedy upgrade system engines cost deploy package
+        set -- unit fault greedy failover upgrade system engines cost deploy package
     else
         for suite in "$@"; do
             "test_$suite"

@@ -74,12 +74,15 @@ class Patient:
             kept.connection.timeout = 10
         return kept
 
+    def attempt(self, method, path, body, headers):
+        """One request to the next server, whatever comes of it."""
+        return self._client(next(self.turn)).request(method, path, body, headers)
+
     def request(self, method, path, body=None, headers=None, patience=PATIENCE):
         deadline = time.monotonic() + patience
         while True:
-            index = next(self.turn)
             try:
-                answer = self._client(index).request(method, path, body, headers)
+                answer = self.attempt(method, path, body, headers)
                 if answer.status != 503:
                     return answer
                 last = answer.body
