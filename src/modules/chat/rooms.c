@@ -5,6 +5,9 @@
  *                                  └────────────────────────────────┘
  *   any state ── no follower left, or the log cannot be read ──▶ CLOSED
  *
+ * A database that has lost its last commits gives their sequences again. A room whose last events are not those of the session
+ * any more is closed, so that its followers come back and read the log.
+ *
  * A closed room is off the table; it is freed with its last reference. A follower that comes back begins with a page of the
  * log, so a closed room loses nothing. */
 #include "modules/chat/rooms.h"
@@ -43,16 +46,22 @@ struct channel { /* a room's stream of one format */
     struct stream_topic *topic; /* NULL = without a follower */
 };
 
+enum {
+    EVENTS_KNOWN = 8,    /* the last ones of a room, by the hash of their ids */
+    EVENT_ID_BYTES = 49, /* of a line: {"event_id":"…36…" */
+};
+
 enum room_state { ROOM_OPENING, ROOM_LIVE, ROOM_READING, ROOM_CLOSED };
 
 struct chat_room {
     struct chat_rooms *rooms;
     struct map_node node;
     enum room_state state;
-    unsigned refs;     /* of the table, of jobs, of holders */
-    unsigned holds;    /* requests that are about to follow */
-    int64_t position;  /* delivered up to this sequence; -1 while OPENING */
-    int64_t announced; /* the newest sequence announced since the log was last read */
+    unsigned refs;                /* of the table, of jobs, of holders */
+    unsigned holds;               /* requests that are about to follow */
+    int64_t position;             /* delivered up to this sequence; -1 while OPENING */
+    int64_t announced;            /* the newest sequence announced since the log was last read */
+    uint32_t known[EVENTS_KNOWN]; /* at its sequence modulo EVENTS_KNOWN; 0 = not known */
 
     struct channel channels[CHAT_FORMATS];
     struct chat_key key;
@@ -114,6 +123,26 @@ static void room_close_unused(struct chat_room *room)
 
 /* ---- delivering events ---- */
 
+static uint32_t event_hash(struct str line)
+{
+    return (uint32_t)hash_seeded(str_of(line.ptr, line.len < EVENT_ID_BYTES ? line.len : EVENT_ID_BYTES)) | 1;
+}
+
+/* Another event has the sequence of one that was delivered. */
+static bool is_replaced(const struct chat_room *room, int64_t sequence, struct str line)
+{
+    uint32_t known = room->known[sequence % EVENTS_KNOWN];
+    return sequence <= room->position && sequence > room->position - EVENTS_KNOWN && known != 0 &&
+           known != event_hash(line);
+}
+
+static void room_close_replaced(struct chat_room *room)
+{
+    log_warn("chat_history_replaced", LOG_STR("sessionId", room->key.session),
+             LOG_INT("sequence", room->position));
+    room_close(room);
+}
+
 static void room_publish(struct chat_room *room, int64_t sequence, struct str line)
 {
     for (int i = 0; i < CHAT_FORMATS; i++) {
@@ -128,6 +157,9 @@ static void room_publish(struct chat_room *room, int64_t sequence, struct str li
                 .from = room->position, .to = sequence, .lines = 1, .bytes = buf_str(&bytes)}));
         buf_deinit(&bytes);
     }
+    for (int64_t gone = room->position + 1; gone < sequence && gone <= room->position + EVENTS_KNOWN; gone++)
+        room->known[gone % EVENTS_KNOWN] = 0;
+    room->known[sequence % EVENTS_KNOWN] = event_hash(line);
     room->position = sequence;
 }
 
@@ -182,6 +214,8 @@ static void on_room_read(struct worker_job *job)
     if (!is_read) {
         log_warn("chat_room_closed", LOG_STR("sessionId", room->key.session), LOG_ERROR_FIELDS(&read->error));
         room_close(room);
+    } else if (room->state == ROOM_READING && read->page.last < read->after) {
+        room_close_replaced(room);
     } else if (room->state == ROOM_READING) {
         for (size_t i = 0; i < read->page.count; i++)
             if (chat_page_sequence(&read->page, i) > room->position)
@@ -228,6 +262,8 @@ static void on_delivery(struct loop *loop, struct loop_message *message)
         struct chat_room *room = room_find(rooms, &event->key);
         if (room && room->state != ROOM_OPENING && event->sequence == room->position + 1)
             room_publish(room, event->sequence, event->line);
+        else if (room && is_replaced(room, event->sequence, event->line))
+            room_close_replaced(room);
         else if (room)
             room_announce(room, event->sequence);
     }
