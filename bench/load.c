@@ -253,8 +253,9 @@ static void report(const struct settings *settings, struct bench_worker *workers
            server_ns / elapsed_ns);
     printf("\"client_cpu_us_per_request\":%.4f,\"rps\":%.0f,", own_ns / 1e3 / per_answer,
            answers / (elapsed_ns / 1e9));
-    printf("\"p50_us\":%.1f,\"p99_us\":%.1f,\"p999_us\":%.1f,\"seconds\":%.3f}\n",
+    printf("\"p50_us\":%.1f,\"p95_us\":%.1f,\"p99_us\":%.1f,\"p999_us\":%.1f,\"seconds\":%.3f}\n",
            (double)bench_histogram_quantile(latency, 0.5) / 1e3,
+           (double)bench_histogram_quantile(latency, 0.95) / 1e3,
            (double)bench_histogram_quantile(latency, 0.99) / 1e3,
            (double)bench_histogram_quantile(latency, 0.999) / 1e3, elapsed_ns / 1e9);
 }
