@@ -37,6 +37,7 @@ py:yaml                      | python3-yaml          | reads api/openapi.yaml
 cmd:promtool                 | prometheus            | judges metrics, alerts and dashboards
 cmd:git                      | git                   | the release before this one
 cmd:openssl                  | openssl               | a TLS client to test against
+cmd:jq                       | jq                    | commands of the runbook
 cmd:clang                    | clang                 | fuzzing
 libfuzzer:                   | libclang-rt-14-dev    | fuzzing
 '

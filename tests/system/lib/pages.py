@@ -5,13 +5,15 @@ Conventions, all of them invisible to a reader:
     <!-- runs -->      before a ```sh block: it is run. The blocks of one page share one shell, in their order.
     <!-- runs on the engines -->   the same with Kafka, Redis and NATS underneath, by tests/engines/test_docs.py.
     <!-- runs in a clean Debian -->   the same in one that boots with systemd, by tests/package/test_machine.py.
+    <!-- runs as an operator -->   the same on a small installation, with freshet, psql and systemctl as an operator has them, by
+                       test_runbook.py; a section is run by itself.
     <!-- answers -->   before a block behind it: what that run printed. A `…` stands for any text within its line.
 """
 import re
 from dataclasses import dataclass
 
 FENCE = re.compile(r"^```(\w*)\s*$")
-MARK = re.compile(r"^<!-- (runs|runs on the engines|runs in a clean Debian|answers) -->$")
+MARK = re.compile(r"^<!-- (runs|runs on the engines|runs in a clean Debian|runs as an operator|answers) -->$")
 HEADING = re.compile(r"^#+ +(.*?)\s*$", re.M)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
@@ -65,6 +67,14 @@ class Page:
                 assert found and found[-1][1] is None, f"{self.name}:{block.line}: an answer to nothing"
                 found[-1][1] = block.text
         return [each for each in found if each[0].mark == mark]
+
+    def under(self, title, mark):
+        """The examples with this mark under a heading, up to the next one of its level or above."""
+        headings = [(number, line) for number, line in enumerate(self.text.splitlines(), 1)
+                    if re.match(r"#+ ", line) and line in self.prose]
+        first, level = next((number, line.index(" ")) for number, line in headings if line.lstrip("# ") == title)
+        last = next((number for number, line in headings if number > first and line.index(" ") <= level), 1 << 30)
+        return [each for each in self.examples(mark) if first < each[0].line < last]
 
     def names(self):
         """Everything in `backticks`, outside of blocks."""
