@@ -39,7 +39,7 @@ static struct metric_family spans_family = {
     .type = METRIC_COUNTER,
     .labels = {"result", NULL},
 };
-static struct metric_series *fates[SPAN_FATES];
+static struct metric_series *results[SPAN_RESULTS];
 
 /* ---- ids: not secret, so that none of them costs a system call ---- */
 
@@ -281,9 +281,9 @@ size_t span_take(size_t max, void (*on_span)(void *context, const struct span *s
 
 /* ---- life ---- */
 
-void span_count(enum span_fate fate, uint64_t spans)
+void span_count(enum span_result result, uint64_t spans)
 {
-    metric_add(fates[fate], spans);
+    metric_add(results[result], spans);
 }
 
 void span_set_share(int64_t sample_share)
@@ -298,8 +298,8 @@ void span_metrics_register(void)
                                         [SPAN_FAILED] = "failed",
                                         [SPAN_REJECTED] = "rejected"};
     metrics_register(&spans_family);
-    for (size_t i = 0; i < SPAN_FATES; i++)
-        fates[i] = metric_series_get(&spans_family, (struct str[]){str_from(names[i])});
+    for (size_t i = 0; i < SPAN_RESULTS; i++)
+        results[i] = metric_series_get(&spans_family, (struct str[]){str_from(names[i])});
 }
 
 void span_open(const struct span_settings *given)

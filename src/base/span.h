@@ -101,7 +101,7 @@ void span_free(void);  /* when no other thread is left */
 /* Calls on_span for at most `max` spans, which are then gone; returns how many. */
 size_t span_take(size_t max, void (*on_span)(void *context, const struct span *span), void *context);
 
-enum span_fate { SPAN_EXPORTED, SPAN_DROPPED, SPAN_FAILED, SPAN_REJECTED, SPAN_FATES };
-void span_count(enum span_fate fate, uint64_t spans); /* freshet_trace_spans_total */
+enum span_result { SPAN_EXPORTED, SPAN_DROPPED, SPAN_FAILED, SPAN_REJECTED, SPAN_RESULTS };
+void span_count(enum span_result result, uint64_t spans); /* freshet_trace_spans_total */
 
 #endif

@@ -144,11 +144,11 @@ static bool fill_batch(struct kernel_traces *traces)
     return traces->count > 0;
 }
 
-static void end_batch(struct kernel_traces *traces, enum span_fate fate, int64_t rejected)
+static void end_batch(struct kernel_traces *traces, enum span_result result, int64_t rejected)
 {
     if (rejected > (int64_t)traces->count)
         rejected = (int64_t)traces->count;
-    span_count(fate, traces->count - (size_t)rejected);
+    span_count(result, traces->count - (size_t)rejected);
     span_count(SPAN_REJECTED, (size_t)rejected);
     traces->count = 0;
 }
