@@ -17,7 +17,7 @@ from lib.wire import Client, RawConnection, request_bytes
 URI = "spiffe://mesh/ns/a/sa/app"
 HEALTH = request_bytes("GET", "/actuator/health/liveness")
 FULL, RESUMED, FAILED = ('http_tls_handshakes_total{result="%s"}' % result for result in ("full", "resumed", "failed"))
-REQUESTS = 'memory_used_bytes{account="requests"}'
+REQUESTS = 'freshet_memory_used_bytes{account="requests"}'
 
 
 @pytest.fixture(scope="module")
