@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -19,7 +20,7 @@ enum { RING = 8, ALL = 100000, TAKEN_MAX = 1000 };
 
 static struct span taken[TAKEN_MAX];
 static size_t taken_count;
-static unsigned half_full;
+static atomic_uint half_full; /* any thread may find its ring half full */
 
 static void keep(void *context, const struct span *span)
 {
@@ -35,7 +36,7 @@ static size_t take(size_t max)
 
 static void on_half_full(void *context)
 {
-    (*(unsigned *)context)++;
+    atomic_fetch_add((atomic_uint *)context, 1);
 }
 
 static int open_all(void **state)
