@@ -187,9 +187,9 @@ def test_the_package_depends_on_every_library_of_the_program(package, program):
     depends = output("dpkg-deb", "-f", package, "Depends")
     needed = re.findall(r"NEEDED +(\S+)", output("objdump", "-p", program))
     assert {"libpq.so.5", "libssl.so.3"} <= set(needed)
-    for library in needed:
-        owner = re.search(r"^(\S+?)(?::\w+)?: /\S*/%s$" % re.escape(library), output("dpkg", "-S", f"*/{library}"), re.M)[1]
-        assert re.search(rf"\b{re.escape(owner)}\b", depends), (library, owner)
+    for library in needed:  # another package may have it for another architecture
+        owners = re.findall(r"^(\S+?)(?::\w+)?: /\S*/%s$" % re.escape(library), output("dpkg", "-S", f"*/{library}"), re.M)
+        assert any(re.search(rf"\b{re.escape(owner)}(?![\w-])", depends) for owner in owners), (library, owners)
 
 
 def test_configuration_files_are_known_to_dpkg(package):

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # `test`: builds what a suite needs, runs it, and adds its results up into one closing line.
 # A suite that ran nothing counts as a failure: silence must not look like success.
-# Among all tests, stages go in two lanes side by side: most of them wait more than they compute.
+# Among all tests, stages go in three lanes side by side: most of them wait more than they compute.
 # Tests that failed, if they are few, are run once more when everything else is done. What passes then is not held
 # against the run, but it is named at its end: a test that fails for want of a quiet machine is a bug of its own. What a
 # sanitizer or a crash said has no second try.
@@ -332,34 +332,34 @@ test_traps() {
     trap 'exit 143' TERM HUP
 }
 
-# Everything that is compiled first, so that no lane has to wait for a build; then as long a way on either side. What the
-# second lane says is shown when it is done, not among what the first one says. Both use the debug build: only one of them
-# runs its Meson tests, whose results have one place.
+# Everything is compiled first, so that no lane has to wait for a build. The lanes take about as long as each other. What a lane in the
+# background prints is shown when it is done. Two `meson test` of one build folder would write the same log: only the lane in the
+# foreground runs them.
 test_lanes() {
-    local flavour lane
+    local flavour lane lanes=()
     test_build release -Dwerror=true -Dbench=true -Dcost=true || true
     for flavour in debug tsan; do
         test_build "$flavour" || return 0
     done
     test_build fuzz -Dwerror=true || true
-    (
-        test_traps
-        test_fault
-        test_greedy
-        test_upgrade
-        test_failover
-        test_system_debug
-        test_fuzz
-    ) >"$VAR/test/lane" 2>&1 &
-    lane=$!
+    test_lane system test_system_debug test_fuzz
+    test_lane faults test_fault test_greedy test_upgrade test_failover test_system_tsan test_deploy test_package
     test_unit
-    test_system_tsan
     test_engines
     test_cost
-    test_deploy
-    test_package
-    wait "$lane" || test_add "the second lane" 0 1
-    cat "$VAR/test/lane" >&2
+    for lane in "${lanes[@]}"; do
+        wait "${lane#*:}" || test_add "the lane ${lane%:*}" 0 1
+        cat "$VAR/test/lane-${lane%:*}" >&2
+    done
+}
+
+test_lane() { # NAME TESTS…
+    local name=$1
+    (
+        test_traps
+        for each in "${@:2}"; do "$each"; done
+    ) >"$VAR/test/lane-$name" 2>&1 &
+    lanes+=("$name:$!")
 }
 
 # The second pass, on a machine that has nothing else to do.
