@@ -19,6 +19,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.dates  # noqa: E402 pylint: disable=wrong-import-position
 import matplotlib.pyplot as plt  # noqa: E402 pylint: disable=wrong-import-position
+import matplotlib.ticker  # noqa: E402 pylint: disable=wrong-import-position
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "deploy/grafana"
 SERIES_MAX = 8
@@ -39,7 +40,7 @@ def with_unit(value, unit):
     if unit == "s":
         return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"
     if unit == "bytes":
-        return f"{value / 2**20:.4g} MiB"
+        return f"{value / 2**20:.3g} MiB" if value >= 2**20 else f"{value / 2**10:.3g} KiB"
     if unit == "percentunit":
         return f"{value * 100:.3g} %"
     return f"{value:.3g}"
@@ -55,17 +56,29 @@ def draw_number(axes, series, unit):
 def draw_graph(axes, series, unit):
     for name, times, values in series[:SERIES_MAX]:
         axes.plot([datetime.datetime.utcfromtimestamp(at) for at in times],
-                  values, linewidth=1, label=name or "value")
+                  values, linewidth=1.8, label=name or "value")
     axes.xaxis.set_major_formatter(matplotlib.dates.DateFormatter("%H:%M:%S"))
     axes.xaxis.set_major_locator(matplotlib.dates.AutoDateLocator(maxticks=6))
+    if unit == "bytes":
+        axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5, steps=[1, 2, 4, 8, 10]))
     axes.yaxis.set_major_formatter(lambda value, _: with_unit(value, unit))
-    axes.set_ylim(bottom=0)
+    highest = max((value for _, _, values in series[:SERIES_MAX] for value in values), default=0)
+    axes.set_ylim(-0.04 * (highest or 1), 1.1 * (highest or 1))  # a line at 0 lies above the frame
     axes.grid(alpha=0.3)
-    axes.tick_params(labelsize=7)
-    if series:
-        axes.legend(fontsize=6, loc="upper left", framealpha=0.6)
+    axes.tick_params(labelsize=9)
+    if series:  # below the graph, where it hides no line
+        axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(0, -0.1), ncol=3, frameon=False, borderaxespad=0.3)
     else:
         axes.text(0.5, 0.5, "no data", ha="center", va="center", transform=axes.transAxes, color="#888888")
+
+
+def frame_of(place, rows, height):
+    """Left, bottom, width and height of a panel's graph, with room for its title, labels and legend around it."""
+    head, cell_height = 0.5 / height, (1 - 0.5 / height) / rows
+    left, width = place["x"] / 24, place["w"] / 24
+    top = 1 - head - place["y"] * cell_height
+    tall = place["h"] * cell_height
+    return left + 0.055, top - tall + 0.95 / height, width - 0.075, tall - 1.3 / height
 
 
 def main(address, name, path, minutes="5"):
@@ -73,13 +86,13 @@ def main(address, name, path, minutes="5"):
     end = time.time()
     begin = end - 60 * float(minutes)
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in dashboard["panels"])
-    figure = plt.figure(figsize=(14, rows * 0.42), dpi=80)
-    figure.suptitle(dashboard["title"], x=0.01, ha="left", fontsize=13)
-    grid = figure.add_gridspec(rows, 24, hspace=3.5, wspace=6, left=0.06, right=0.98, top=1 - 1.6 / rows / 0.42 / 2, bottom=0.04)
+    height = rows * 0.5
+    figure = plt.figure(figsize=(14, height), dpi=100)
+    figure.suptitle(dashboard["title"], x=0.01, y=1 - 0.15 / height, va="top", ha="left", fontsize=16)
     for panel in dashboard["panels"]:
         place = panel["gridPos"]
-        axes = figure.add_subplot(grid[place["y"]:place["y"] + place["h"], place["x"]:place["x"] + place["w"]])
-        axes.set_title(panel["title"], fontsize=9, loc="left")
+        axes = figure.add_axes(frame_of(place, rows, height))
+        axes.set_title(panel["title"], fontsize=12, loc="left")
         series = []
         for target in panel["targets"]:
             for found in fetch(address, target["expr"], begin, end, max(1, round((end - begin) / 150))):

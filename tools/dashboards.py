@@ -55,6 +55,9 @@ DASHBOARDS = {
          ("sum by (instance) (db_connections{$S})", "PostgreSQL {{instance}}")),
         ("Versions", "short", "Processes by the version they run.",
          ("count by (version, commit) (freshet_build_info{$S})", "{{version}} {{commit}}")),
+        ("TLS handshakes", "ops", "By result: full, resumed, failed.", rate("http_tls_handshakes_total", "result")),
+        ("Spans", "ops", "By result: exported, or dropped, failed, rejected. Alert: FreshetSpansLost.",
+         rate("freshet_trace_spans_total", "result")),
     ]),
     "freshness": ("freshet: freshness", "How soon do pods serve what was committed?", [
         ("Freshness", "s", "From a commit until a pod serves it. Objective: p95 300 ms, p99 1 s.",

@@ -64,21 +64,22 @@ static int app_migrate(int argc, char **argv)
         APP_CONFIG_ROW(config),
         {"--dry-run", NULL, "print the SQL that would run, as a script for psql, and change nothing",
          .flag = &is_dry},
-        {"--status", NULL, "print where each schema stands; exit status 3 where migrations are missing",
+        {"--status", NULL, "print the last migration of each schema; exit status 3 if some are missing",
          .flag = &is_status},
-        {"--grants", "ROLE", "print what ROLE needs to run `serve` with bus.migrate off, and nothing more",
+        {"--grants", "ROLE",
+         "print the grants that ROLE needs to run `serve` with bus.migrate: never; connects to no database",
          .into = &role},
         {.name = NULL},
     };
     int outcome = options_read(
         argc, argv,
         "Creates and migrates the schemas of every database in the configuration. It may run several times, also at the\n"
-        "same time. Exit status 1 where a database is not reached, or too new for this program.",
+        "same time. Exit status 1 where a database is not reached, or is too new for this program.",
         rows);
     if (outcome != OPTIONS_RUN)
         return outcome;
     if (is_dry + is_status + (role != NULL) > 1)
-        return app_misuse("migrate", "--dry-run, --status and --grants exclude one another");
+        return app_misuse("migrate", "give only one of --dry-run, --status and --grants");
     if (role && !*role)
         return app_misuse("migrate", "--grants: the name of a role is missing");
     return kernel_migrate(
@@ -175,7 +176,7 @@ void app_each_help(option_help_fn *print, void *context)
 static void print_help(FILE *out)
 {
     fprintf(out,
-            "freshet %s: reference data and events, fresh everywhere\n\nusage: freshet COMMAND [OPTIONS]\n\n",
+            "freshet %s: reference data and events from PostgreSQL\n\nusage: freshet COMMAND [OPTIONS]\n\n",
             FRESHET_VERSION);
     for (const struct command *command = app_commands; command->name; command++)
         fprintf(out, "  %-10s %s\n", command->name, command->summary);

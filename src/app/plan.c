@@ -296,7 +296,7 @@ int app_plan(int argc, char **argv)
     int outcome = options_read(
         argc, argv,
         "Computes pods, processors, memory, connections and the load of PostgreSQL, Redis and Kafka for a\n"
-        "number of reads a second, from measured costs. It asks no server.",
+        "number of reads a second, from measured costs. It connects to no server.",
         rows);
     if (outcome != OPTIONS_RUN)
         return outcome;

@@ -35,7 +35,7 @@ enum {
 const struct setting_row kernel_traces_rows[] = {
     {"endpoint", SETTING_STRING, ROW(endpoint),
      "Where spans are posted to by OTLP/HTTP, with its path: http://HOST:4318/v1/traces. Empty = no spans are recorded; a "
-     "traceparent is passed on all the same.",
+     "traceparent is still passed on.",
      "", 0, 2048, PLACE(endpoint_place)},
     {"headers", SETTING_STRING_LIST, ROW(headers),
      "Further request headers for the collector, \"Name: value\" each.", "", 0, HEADERS_MAX,

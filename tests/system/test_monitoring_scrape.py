@@ -146,7 +146,7 @@ EMPTY = {"Failed loads", "Reads from PostgreSQL", "Unavailable dictionaries", "U
          "Dead letters of topics", "Published again", "Collisions", "Expired keys", "Joined", "Time-outs", "Events without effect",
          "Lost versions and differing content", "Connections cut", "Kafka: lag", "Redis: lag of the stream", "NATS: reconnections",
          "Redis: connections and redirects", "Failed attempts", "Known as absent", "Answered without the owner",
-         "Dead letters of notification", "Questions to owners", "Streams cut"}
+         "Dead letters of notification", "Questions to owners", "Streams cut", "TLS handshakes", "Spans"}
 
 
 @pytest.fixture(scope="module")
