@@ -8,7 +8,10 @@ import threading
 import pytest
 
 from lib.certs import Authority, organization, replace
+from lib.fixtures import ROOT
 from lib.freshet import binary, run
+from lib.operator import MARK, Operator
+from lib.pages import Page
 from lib.refdata import item_path, module_refdata_db, path, pod, slow_dictionary, write_builtin  # noqa: F401
 from lib.wait import eventually
 from lib.wire import Client, RawConnection, request_bytes
@@ -225,3 +228,21 @@ def test_a_stop_answers_what_is_in_flight_and_ends_with_close_notify(serve, auth
     busy.socket.suppress_ragged_eofs = False
     assert busy.socket.recv(1) == b""
     server.stop()
+
+
+def test_a_certificate_is_rotated_by_the_procedure_of_the_runbook(serve, authority, filled, tmp_path):
+    """P3: as an operator types it, while the server runs."""
+    page = Page(ROOT, ROOT / "docs/RUNBOOK.md")
+    server = serve.make(filled, settings(authority))
+    server.tls = authority.trust()
+    server.start()
+    cert, key = authority.folder / "server.pem", authority.folder / "server.key"
+    fresh_cert, fresh_key = authority.server("fresh", "second", days=9)
+    operator = Operator(tmp_path / "operator", filled, {"freshet": server}, f"https://localhost:{server.port}", CERT=cert, KEY=key,
+                        NEW_CERT=fresh_cert, NEW_KEY=fresh_key, CA=authority.ca)
+    try:
+        assert serves(server) == "first"
+        operator.run(page, page.under("Rotation of certificates", MARK))
+        assert serves(server) == "second" and server.metrics()[CHANGED] == 1
+    finally:
+        operator.close()
