@@ -1,8 +1,10 @@
 /* Calling a pod: URL, headers, patience, refusals as one line for a person; and the frame of the commands that do. */
 #include "app/client.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -201,6 +203,27 @@ static const char *file_given(const char *given, const char *variable)
     return file && *file ? file : NULL;
 }
 
+/* Checked here, since libcurl does not report which option or variable named the file. */
+static bool file_is_readable(const char *command, const char *given, const char *option, const char *variable)
+{
+    const char *file = file_given(given, variable);
+    if (!file || access(file, R_OK) == 0)
+        return true;
+    (void)app_misuse(command, "%s: %s: %s", given ? option : variable, file, strerror(errno));
+    return false;
+}
+
+bool client_tls_given(const char *command, const struct fetch_tls *given)
+{
+    if (client_tls(given).key_file && !client_tls(given).cert_file) {
+        (void)app_misuse(command, "--key needs --cert: the certificate that the key belongs to");
+        return false;
+    }
+    return file_is_readable(command, given->ca_file, "--ca", "FRESHET_CA") &&
+           file_is_readable(command, given->cert_file, "--cert", "FRESHET_CERT") &&
+           file_is_readable(command, given->key_file, "--key", "FRESHET_KEY");
+}
+
 struct fetch_tls client_tls(const struct fetch_tls *given)
 {
     return (struct fetch_tls){
@@ -255,7 +278,8 @@ int client_main(int argc, char **argv, struct client *client, const struct clien
         return app_misuse(client->command, CLIENT_NAME_MISTAKE);
     client->call.tls = client_tls(&client->tls);
     client->call.url = client_url(client->command, client->url, &client->url_text);
-    if (!client->call.url.len || !client_token_given(client->command, client->token, &client->ready_token))
+    if (!client->call.url.len || !client_token_given(client->command, client->token, &client->ready_token) ||
+        !client_tls_given(client->command, &client->tls))
         exit_status = OPTIONS_WRONG;
     else
         exit_status = command->run(client);

@@ -82,6 +82,8 @@ bool client_token_given(const char *command, const char *given, struct str *toke
 /* That, else a development token for `request`. */
 enum status client_token(struct str given, const struct auth_token_request *request, struct buf *token,
                          struct error *error) MUST_CHECK;
+/* False when a file cannot be read or a key has no certificate, which is printed. */
+bool client_tls_given(const char *command, const struct fetch_tls *given);
 /* What is not given is $FRESHET_CA, $FRESHET_CERT, $FRESHET_KEY, else NULL. */
 struct fetch_tls client_tls(const struct fetch_tls *given);
 /* A new connection, and a new token where it is a development token. False: the message is printed. */

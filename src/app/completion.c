@@ -212,7 +212,7 @@ int app_completion(int argc, char **argv)
     else if (words.count == 1 && strcmp(words.items[0], "zsh") == 0)
         put_zsh(&text);
     else
-        return app_misuse("completion", "the shells are bash and zsh");
+        return app_misuse("completion", "name one shell, bash or zsh");
     fwrite(text.data + text.start, 1, buf_len(&text), stdout);
     buf_deinit(&text);
     return 0;

@@ -118,7 +118,7 @@ int app_manual(int argc, char **argv)
     const char *page = words.count ? words.items[0] : "freshet";
     struct buf text = {0};
     if (words.count > 1 || (strcmp(page, "freshet") != 0 && strcmp(page, "freshet.yaml") != 0))
-        return app_misuse("manual", "the pages are freshet and freshet.yaml");
+        return app_misuse("manual", "name one page, freshet or freshet.yaml");
     if (strcmp(page, "freshet") == 0)
         put_program(&text);
     else

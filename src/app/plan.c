@@ -301,7 +301,7 @@ int app_plan(int argc, char **argv)
     if (outcome != OPTIONS_RUN)
         return outcome;
     if (target.tps == 0)
-        return app_misuse("plan", "--tps is missing: how many reads a second?");
+        return app_misuse("plan", "--tps is missing: the number of reads a second");
     struct plan_figures figures;
     struct error error = {0};
     plan_figures_init(&figures);

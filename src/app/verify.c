@@ -490,7 +490,7 @@ int app_verify(int argc, char **argv)
     verify.pod_count = urls.count ? urls.count : 1;
     for (size_t i = 0; i < verify.pod_count && exit_status == OPTIONS_RUN; i++) {
         verify.pods[i].url = client_url("verify", urls.count ? urls.items[i] : NULL, &url_buffer);
-        if (!verify.pods[i].url.len)
+        if (!verify.pods[i].url.len || !client_tls_given("verify", &verify.tls))
             exit_status = 2;
     }
     if (exit_status == OPTIONS_RUN)

@@ -25,9 +25,8 @@ static struct metric_family families[FAMILIES] = {
                  .labels = {"module", "event_type"}},
     [FAILED] = {"outbox_publish_failed_total", "Failed attempts to publish an event.", METRIC_COUNTER,
                 .labels = {"module", "event_type"}},
-    [DEAD] = {"outbox_dead_lettered_total",
-              "Events that became FAILED: `freshet outbox list` shows them.", METRIC_COUNTER,
-              .labels = {"module", "event_type"}},
+    [DEAD] = {"outbox_dead_lettered_total", "Events that became FAILED: `freshet outbox list` shows them.",
+              METRIC_COUNTER, .labels = {"module", "event_type"}},
     [LATENCY] = {"outbox_publish_latency_ms",
                  "From an event's creation until its publication is recorded, in milliseconds of the"
                  " database's clock.",

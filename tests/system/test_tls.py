@@ -278,11 +278,26 @@ def test_commands_talk_to_an_https_address(server, authority, stranger, token):
     assert (done.returncode, done.stdout) == (0, '{"key":"a","payload":1}\n')
     done = run(*words, env={"FRESHET_CA": str(authority.ca), "FRESHET_TOKEN": token()})
     assert done.returncode == 0
-    for wrong in (["--ca", stranger.ca], [], ["--ca", "/none"]):
+    for wrong in (["--ca", stranger.ca], []):
         done = run(*words, *wrong, "--token", token())
         assert (done.returncode, done.stdout) == (1, "") and "certificate" in done.stderr.lower()
     done = run("get", "demo", "D", "a", "--url", f"https://127.0.0.1:{server.port}", "--ca", authority.ca, "--token", token())
     assert done.returncode == 1 and "127.0.0.1" in done.stderr  # the certificate is for another name
+
+
+@pytest.mark.parametrize("command", [["get", "demo", "D", "a"], ["verify", "demo/D"]])
+def test_a_command_names_the_file_that_it_cannot_use(command, authority):
+    """Exit status 2, before it connects."""
+    mine = authority.issue("unused", "x")
+    for option in ("--ca", "--cert"):
+        done = run(*command, "--url", "https://127.0.0.1:1", option, "/none")
+        assert done.returncode == 2 and f"{option}: /none: No such file" in done.stderr
+    done = run(*command, "--url", "https://127.0.0.1:1", env={"FRESHET_CA": "/none"})
+    assert done.returncode == 2 and "FRESHET_CA: /none: No such file" in done.stderr
+    done = run(*command, "--url", "https://127.0.0.1:1", "--cert", mine[0], "--key", "/none")
+    assert done.returncode == 2 and "--key: /none: No such file" in done.stderr
+    done = run(*command, "--url", "https://127.0.0.1:1", "--key", mine[1])
+    assert done.returncode == 2 and "--key needs --cert" in done.stderr
 
 
 def test_a_command_brings_a_certificate(serve, authority, filled, token):
