@@ -164,6 +164,7 @@ static void print_notes(const struct plan_target *target, const struct plan *pla
         "- A processor like the measured one: for another machine run `./dev bench query memory fleet fanout` there, and give\n"
         "  its folder with --bench.\n"
         "- It was measured over the loopback interface: the work of a network card's driver comes on top, within the headroom.\n"
+        "- Connections without TLS: http.tls costs more for each answer and each new connection.\n"
         "- Clients keep their connections, and a read is a GET of one item with a token that was seen before. An answer of up to\n"
         "  1 KiB costs what the measured one does; --item-bytes changes memory and network.\n"
         "- Updates are small DELTAs of dictionaries with reloadOnEvent DELTA: each pod loads the changed keys once.\n"

@@ -272,6 +272,7 @@ bench_command() {
     local compared
     compared=$(bench_compared "$@") || exit
     packages_ensure run bench
+    "$ROOT/bench/run" --check "$@" || exit # before a build that takes minutes
     if bench_has_engines "$@"; then
         packages_ensure engines
         kafka_fetch || true
