@@ -7,6 +7,7 @@ Needs python3-matplotlib. No test and no other tool uses it.
 """
 import datetime
 import json
+import math
 import pathlib
 import re
 import sys
@@ -59,10 +60,10 @@ def draw_graph(axes, series, unit):
                   values, linewidth=1.8, label=name or "value")
     axes.xaxis.set_major_formatter(matplotlib.dates.DateFormatter("%H:%M:%S"))
     axes.xaxis.set_major_locator(matplotlib.dates.AutoDateLocator(maxticks=6))
-    if unit == "bytes":
-        axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5, steps=[1, 2, 4, 8, 10]))
     axes.yaxis.set_major_formatter(lambda value, _: with_unit(value, unit))
     highest = max((value for _, _, values in series[:SERIES_MAX] for value in values), default=0)
+    if unit == "bytes" and highest > 0:
+        axes.yaxis.set_major_locator(matplotlib.ticker.MultipleLocator(2 ** math.ceil(math.log2(highest / 5))))
     axes.set_ylim(-0.04 * (highest or 1), 1.1 * (highest or 1))  # a line at 0 lies above the frame
     axes.grid(alpha=0.3)
     axes.tick_params(labelsize=9)
