@@ -39,9 +39,9 @@ enum status secret_read(struct secret *secret, const char *path, struct error *e
     else if (memchr(secret->text, '\0', (size_t)len))
         reason = "it holds a NUL byte";
     if (!reason) {
-        if (len > 0 && secret->text[len - 1] == '\n')
-            len--;
-        if (len > 0 && secret->text[len - 1] == '\r' && secret->text[len] == '\n')
+        bool has_newline = len > 0 && secret->text[len - 1] == '\n';
+        len -= has_newline;
+        if (has_newline && len > 0 && secret->text[len - 1] == '\r')
             len--;
         secret->text[len] = '\0';
         if (len > 0)

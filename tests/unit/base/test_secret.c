@@ -47,6 +47,7 @@ static void test_one_newline_at_the_end_is_not_part_of_the_secret(void **state)
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct secret secret;
+        memset(&secret, '\n', sizeof secret); /* what was there before must not count */
         assert_int_equal(read_back(rows[i][0], strlen(rows[i][0]), &secret, NULL), STATUS_OK);
         assert_string_equal(secret.text, rows[i][1]);
         secret_wipe(&secret);
