@@ -60,6 +60,7 @@ void http_observe_begin(struct http_exchange *exchange)
     observed->is_traced = span_enter_root(&exchange->request.trace, observed->parent_span);
     observed->has_ids |= observed->is_traced;
     observed->is_due = true;
+    exchange->answer_bytes = 0; /* until its head is put */
 }
 
 static struct str tenant_of(const struct http_exchange *exchange)
@@ -95,7 +96,7 @@ static void record_span(const struct http_exchange *exchange, int status, int64_
     if (route)
         span_put_str(&span, "http.route", str_from(route));
     span_put_str(&span, "url.path", str_utf8_cut(request->path, PATH_BYTES_MAX));
-    span_put_str(&span, "url.scheme", STR("http"));
+    span_put_str(&span, "url.scheme", exchange->home->tls ? STR("https") : STR("http"));
     span_put_str(&span, "freshet.tenant.id", tenant_of(exchange));
     span_put_str(&span, "freshet.request.id", request->request_id);
     if (status == 0) {

@@ -173,6 +173,8 @@ void http_connection_refuse(struct http_connection *connection, const struct err
     put_head(connection->out, connection->home, &response, (int64_t)buf_len(&body), false, close_line);
     if (route && exchange->request.request_id.len > 0)
         http_observe_put_id(&exchange->request, connection->out);
+    if (route)
+        exchange->answer_bytes = (int64_t)buf_len(&body);
     buf_put_str(connection->out, buf_str(&body));
     buf_deinit(&body);
     if (route)

@@ -3,6 +3,7 @@
 
 #include "harness.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/span.h"
 
@@ -22,10 +23,17 @@ static void answer_logging(struct http_request *request)
     log_info("after");
 }
 
+static void park(struct http_request *request)
+{
+    struct loop_park_ref parked;
+    (void)http_request_park(request, CLOCK_NEVER, NULL, NULL, &parked);
+}
+
 static const struct http_route routes[] = {
     {.method = HTTP_GET, .path = "/items/{key}", .handler = answer_key},
     {.method = HTTP_GET, .path = "/failure", .handler = answer_failure},
     {.method = HTTP_GET, .path = "/logging", .handler = answer_logging},
+    {.method = HTTP_GET, .path = "/park", .handler = park},
     {0},
 };
 
@@ -247,6 +255,22 @@ static void test_c9_the_access_log(void **state)
     client_close(&client);
 }
 
+/* The exchange is that of an answered request. */
+static void test_c9_a_request_without_an_answer_has_no_bytes_in_the_access_log(void **state)
+{
+    (void)state;
+    struct client client;
+
+    http_set_access_log(HTTP_ACCESS_ALL);
+    client_connect(&harness, &client);
+    assert_int_equal(get(&client, "/items/a", "").status, 200);
+    client_send(&client, STR("GET /park HTTP/1.1\r\nHost: a\r\n\r\n"));
+    harness_turn(&harness, 3);
+    client_close(&client);
+    harness_turn(&harness, 3);
+    assert_non_null(strstr(logged(), "\"path\":\"/park\",\"status\":0,\"bytes\":0,"));
+}
+
 int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -256,6 +280,7 @@ int main(void)
         T(test_c9_a_failure_gets_an_id_that_its_line_has),
         T(test_c9_lines_of_a_handler_have_the_ids),
         T(test_c9_the_access_log),
+        T(test_c9_a_request_without_an_answer_has_no_bytes_in_the_access_log),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
