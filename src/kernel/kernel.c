@@ -168,8 +168,7 @@ static enum status start_server(struct kernel *kernel, struct error *error)
 static enum status start(struct kernel *kernel, struct error *error)
 {
     const struct kernel_http_settings *http = config_section(kernel->config, "http");
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    unsigned loops = http->loops ? (unsigned)http->loops : (unsigned)(cores > 0 ? cores : 1);
+    unsigned loops = http->loops ? (unsigned)http->loops : kernel_processors();
     kernel->loops = loop_group_create(loops, (unsigned)http->parked_max);
     kernel->workers = worker_pool_create("worker", (unsigned)turns_places((size_t)http->workers),
                                          (size_t)http->worker_queue);

@@ -166,6 +166,11 @@ void kernel_process_reloaded(bool is_accepted); /* the configuration file was re
 void kernel_descriptors_raise(void);
 struct http_limits kernel_http_limits(const struct kernel_http_settings *http);
 
+/* ---- cgroup.c: limits of the process's cgroup; 0 = there is none. `root` stands before the paths of the system's files, "" but in tests ---- */
+uint64_t kernel_cgroup_memory(const char *root);     /* bytes */
+uint64_t kernel_cgroup_processors(const char *root); /* its quota of processor time, rounded up */
+unsigned kernel_processors(void); /* that this process may use: by its affinity and its quota; at least 1 */
+
 /* ---- memory.c ---- */
 uint64_t kernel_memory_available(void); /* to this process: the machine's, or its cgroup's if that is less */
 enum status kernel_memory_check(const struct config *config, struct error *error) MUST_CHECK;

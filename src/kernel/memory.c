@@ -25,60 +25,12 @@ enum {
 
 /* ---- how much there is ---- */
 
-/* The number in a file; 0: it has none ("max"), or cannot be read. */
-static uint64_t number_in(const char *path)
-{
-    struct buf text = {0};
-    uint64_t number = 0;
-    if (buf_read_file(&text, path, 64) && !str_to_u64(str_trim(buf_str(&text)), &number))
-        number = 0;
-    buf_deinit(&text);
-    return number;
-}
-
-/* The memory limit of the cgroup in a line of /proc/self/cgroup, "0::/a/b" (v2) or "4:memory:/a/b" (v1); 0: it has none. */
-static uint64_t cgroup_limit_in(struct str line)
-{
-    static const struct {
-        const char *controllers, *format;
-    } versions[] = {{"", "/sys/fs/cgroup%.*s/memory.max"},
-                    {"memory", "/sys/fs/cgroup/memory%.*s/memory.limit_in_bytes"}};
-    struct str number, controllers;
-    uint64_t least = 0;
-    if (!str_split(&line, ':', &number) || !str_split(&line, ':', &controllers))
-        return 0;
-    for (size_t i = 0; i < sizeof versions / sizeof *versions; i++) {
-        /* The limits of its parents hold too. In a container the path may not exist below the mount: then the root's limit holds. */
-        for (struct str path = line; str_eq(controllers, str_from(versions[i].controllers));) {
-            char file[4096];
-            while (path.len && path.ptr[path.len - 1] == '/')
-                path.len--;
-            snprintf(file, sizeof file, versions[i].format, STR_ARG(path));
-            uint64_t found = number_in(file);
-            if (found && (!least || found < least))
-                least = found;
-            if (path.len == 0)
-                break;
-            while (path.len && path.ptr[path.len - 1] != '/')
-                path.len--;
-        }
-    }
-    return least;
-}
-
 uint64_t kernel_memory_available(void)
 {
     long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
     uint64_t available = pages > 0 && page_bytes > 0 ? (uint64_t)pages * (uint64_t)page_bytes : 1024 * MIB;
-    struct buf text = {0};
-    struct str line;
-    if (buf_read_file(&text, "/proc/self/cgroup", 65536))
-        for (struct str rest = buf_str(&text); str_split(&rest, '\n', &line);) {
-            uint64_t limit = cgroup_limit_in(line);
-            available = limit && limit < available ? limit : available;
-        }
-    buf_deinit(&text);
-    return available;
+    uint64_t limit = kernel_cgroup_memory("");
+    return limit && limit < available ? limit : available;
 }
 
 /* The anonymous memory of the process in bytes: without mapped files, such as the program. */
