@@ -303,10 +303,11 @@ static void end_turn(struct http_connection *connection)
             http_connection_drop(connection);
         else
             http_connection_move(connection, HTTP_STATE_LINGER);
-    } else if (connection->state == HTTP_STATE_HEAD && !connection->exchange && !has_unsent &&
-               (connection->saw_end ||
-                (connection->home->draining && !http_tls_awaits_request(connection)))) {
-        http_connection_drop(connection);
+    } else if (connection->state == HTTP_STATE_HEAD && !connection->exchange && !has_unsent) {
+        if (connection->saw_end)
+            http_connection_drop(connection);
+        else if (connection->home->draining)
+            http_drain_end_idle(connection);
     }
     if (connection->state == HTTP_STATE_DEAD)
         return;

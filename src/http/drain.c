@@ -106,6 +106,13 @@ static void close_idle(struct http_connection *connection, bool is_quick)
     http_connection_resume(connection);
 }
 
+/* Its answer may have left a moment ago, so that it always ends like one. */
+void http_drain_end_idle(struct http_connection *connection)
+{
+    if (!http_tls_awaits_request(connection) && !has_unread(connection))
+        close_idle(connection, false);
+}
+
 static void drain_connections(struct http_home *home, bool is_quick)
 {
     struct http_connection *connection, *next;

@@ -458,6 +458,8 @@ void http_server_unref(struct http_server *server);
 
 /* drain.c */
 void http_drain_check(struct http_home *home); /* after a connection ended */
+/* In the drain, after a turn that left the connection without a request. */
+void http_drain_end_idle(struct http_connection *connection);
 /* Of a server that leaves: does the connection end with this answer? Its request was read whole, or is not read any further. */
 bool http_drain_ends_with(const struct http_exchange *exchange);
 

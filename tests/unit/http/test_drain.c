@@ -11,11 +11,17 @@
 
 static struct loop_park_ref parked;
 static int served;
+static char big[4 * 1024 * 1024]; /* more than a socket takes */
 
 static void now(struct http_request *request)
 {
     served++;
     http_send(request, &(struct http_response){.status = 200, .body = STR("now")});
+}
+
+static void answer_big(struct http_request *request)
+{
+    http_send(request, &(struct http_response){.status = 200, .body = str_of(big, sizeof big)});
 }
 
 static void park(struct http_request *request)
@@ -25,6 +31,7 @@ static void park(struct http_request *request)
 
 static const struct http_route routes[] = {
     {.method = HTTP_GET, .path = "/now", .handler = now},
+    {.method = HTTP_GET, .path = "/big", .handler = answer_big},
     {.method = HTTP_GET, .path = "/park", .handler = park},
     {.method = HTTP_POST, .path = "/body", .handler = answer_body, .consumes = HTTP_ANY},
     {0},
@@ -156,6 +163,29 @@ static void test_c7_a_drain_answers_what_was_read(void **state)
     assert_int_equal(drained, 1);
 }
 
+/* It is not read before the client has read the answer, which was given when nothing was known of a stop. */
+static void test_c7_a_request_that_waits_behind_a_large_answer_is_answered(void **state)
+{
+    (void)state;
+    struct client client;
+    int drained = 0;
+    client_connect(&harness, &client);
+    client_send(&client, STR("GET /big HTTP/1.1\r\nHost: a\r\n\r\n"));
+    harness_turn(&harness, 3);
+    leave();
+    http_server_drain(harness.server, CLOCK_NEVER, count_drained, &drained);
+    client_send(&client, STR(GET_NOW));
+    harness_turn(&harness, 3);
+    client_receive(&client);
+    assert_takes(&client, false);
+    assert_takes(&client, true);
+    assert_true(client.at_end);
+    assert_int_equal(served, 1);
+    client_close(&client);
+    harness_turn(&harness, 3);
+    assert_int_equal(drained, 1);
+}
+
 /* ---- TCP: a reset would show here, a socketpair has none ---- */
 
 static int tcp_connect(void)
@@ -247,6 +277,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_c7_every_request_that_has_arrived_is_answered, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c7_the_rest_of_a_request_is_waited_for, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c7_a_drain_answers_what_was_read, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_c7_a_request_that_waits_behind_a_large_answer_is_answered, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(test_c7_a_request_that_races_with_the_close_destroys_no_answer, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(test_c7_an_idle_connection_ends_without_a_reset, setup, teardown),

@@ -8,6 +8,7 @@
 
 #include "base/budget.h"
 #include "base/clock.h"
+#include "base/span.h"
 
 static struct tls_rig rig;
 static char big[3 * 1024 * 1024];
@@ -215,6 +216,31 @@ static void a_changed_byte_of_a_record_ends_the_connection_with_an_alert(void **
     tls_client_receive(&client);
     assert_int_equal(client.failure, SSL_R_SSLV3_ALERT_BAD_RECORD_MAC);
     assert_int_equal(buf_len(&client.raw.in), 0);
+    tls_client_close(&client);
+}
+
+static void note_scheme(void *context, const struct span *span)
+{
+    for (unsigned i = 0; i < span->attribute_count; i++)
+        if (strcmp(span->attributes[i].name, "url.scheme") == 0)
+            snprintf(context, 8, "%.*s", (int)span->attributes[i].text_len,
+                     span->text + span->attributes[i].text_at);
+}
+
+static void a_span_has_the_scheme_of_tls(void **state)
+{
+    (void)state;
+    struct tls_client client;
+    char scheme[8] = "";
+    tls_rig_start(&rig, NULL);
+    span_open(&(struct span_settings){.ring_spans = 16, .sample_share = 100000});
+    tls_client_connect(&rig, &client);
+    assert_int_equal(tls_client_ask(&client, GET("/items/x")).status, 200);
+    size_t taken = span_take(16, note_scheme, scheme);
+    span_close();
+    span_free();
+    assert_int_equal(taken, 1);
+    assert_string_equal(scheme, "https");
     tls_client_close(&client);
 }
 
@@ -510,6 +536,34 @@ static void a_stop_ends_idle_connections_and_answers_those_that_shake_hands(void
     tls_client_close(&opening);
 }
 
+static void a_stop_waits_for_the_rest_of_a_record(void **state)
+{
+    (void)state;
+    struct tls_client client;
+    char record[512];
+    tls_rig_start(&rig, NULL);
+    tls_client_connect(&rig, &client);
+    assert_int_equal(tls_client_ask(&client, GET("/items/first")).status, 200);
+    BIO *memory = BIO_new(BIO_s_mem());
+    SSL_set0_wbio(client.ssl, memory);
+    assert_true(SSL_write(client.ssl, GET("/items/last").ptr, (int)GET("/items/last").len) > 0);
+    int len = BIO_read(memory, record, sizeof record), third = len / 3;
+    assert_true(len > 40);
+    client_send(&client.raw, str_of(record, (size_t)third));
+    harness_turn(&rig.harness, 3);
+    http_server_drain(rig.harness.server, CLOCK_NEVER, NULL, NULL);
+    harness_turn(&rig.harness, 3);
+    client_send(&client.raw, str_of(record + third, (size_t)third));
+    harness_turn(&rig.harness, 3);
+    client_send(&client.raw, str_of(record + 2 * third, (size_t)(len - 2 * third)));
+    tls_client_receive(&client);
+    struct answer answer = client_take(&client.raw);
+    assert_int_equal(answer.status, 200);
+    assert_true(answer_has(&answer, "Connection: close"));
+    assert_true(client.saw_notify);
+    tls_client_close(&client);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
@@ -523,6 +577,7 @@ int main(void)
         TEST(a_body_that_is_cut_without_close_notify_is_refused),
         TEST(a_record_that_is_cut_ends_the_connection),
         TEST(a_changed_byte_of_a_record_ends_the_connection_with_an_alert),
+        TEST(a_span_has_the_scheme_of_tls),
         TEST(http_1_1_is_chosen_and_an_offer_without_it_is_refused),
         TEST(versions_below_the_lowest_are_refused),
         TEST(a_renegotiation_is_refused_and_others_are_served),
@@ -534,6 +589,7 @@ int main(void)
         TEST(a_new_certificate_is_for_new_connections_and_ends_none),
         TEST(files_that_cannot_be_used_are_refused_with_their_field),
         TEST(a_stop_ends_idle_connections_and_answers_those_that_shake_hands),
+        TEST(a_stop_waits_for_the_rest_of_a_record),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
