@@ -226,3 +226,33 @@ def test_the_network_policy_opens_the_ports_that_are_configured(chart):
 def test_helm_refuses_a_mistake_in_the_values(chart, mistake):
     done = chart.template(VALUES["production"], *mistake)
     assert done.returncode != 0 and done.stderr
+
+
+def test_numbers_of_a_values_file_stay_whole(chart, tmp_path):
+    """Helm reads the whole numbers of a file as floating point: 268435456 must not become 2.68435456e+08."""
+    values = tmp_path / "numbers.yaml"
+    values.write_text("defaults: {memory: 268435456, cacheMemory: 1073741824}\n"
+                      "istio: {connectionPool: {maxConnections: 1000000, maxRequests: 2000000, maxPendingRequests: 3000000}}\n")
+    env = {each["name"]: each["value"] for each in chart.of_kind("production", "Deployment", "-f", values)["freshet-apply"]
+           ["spec"]["template"]["spec"]["containers"][0]["env"] if "value" in each}
+    assert (env["FRESHET_MEMORY"], env["FRESHET_CACHE_MEMORY"]) == ("268435456", "1073741824")
+    pool = next(iter(chart.of_kind("production", "DestinationRule", "-f", values).values()))["spec"]["trafficPolicy"]["connectionPool"]
+    assert repr([pool["tcp"]["maxConnections"], pool["http"]["http2MaxRequests"], pool["http"]["http1MaxPendingRequests"]]) == \
+        "[1000000, 2000000, 3000000]"
+
+
+def test_names_fit_whatever_the_release_is_called(chart):
+    documents = chart.documents("production", "--set", "fullnameOverride=" + "x" * 53, "--set", "roles.twelve-chars.runs={query}")
+    assert max(len(each["metadata"]["name"]) for each in documents) <= 63
+
+
+def test_the_network_policy_opens_the_port_of_every_host_of_postgres(chart):
+    policy, = chart.of_kind("production", "NetworkPolicy", "--set", r"postgres.url=jdbc:postgresql://a:5433\,b\,[::1]:5434/x").values()
+    opened = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+    assert {5432, 5433, 5434} <= opened
+
+
+def test_a_release_without_any_role_is_refused(chart):
+    roles = [word for role in values_of("production")["roles"] for word in ("--set", f"roles.{role}.enabled=false")]
+    refused = chart.template(VALUES["production"], *roles)
+    assert refused.returncode != 0 and "none is enabled" in refused.stderr

@@ -1,9 +1,10 @@
+{{/* 44: a Service's name has at most 63 characters, a role's at most 12, and the longest name is FULLNAME-ROLE-admin. */}}
 {{- define "freshet.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | trunc 44 | trimSuffix "-" -}}
 {{- else -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
-{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 50 | trimSuffix "-" -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 44 | trimSuffix "-" -}}
 {{- end -}}
 {{- end }}
 
@@ -72,6 +73,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end -}}
 {{- end -}}
 {{- $found -}}
+{{- end }}
+
+{{/* A size as the program reads it. Helm makes floating-point numbers of whole ones, and would write 2.68435456e+08. */}}
+{{- define "freshet.size" -}}
+{{- if kindIs "string" . -}}{{ . }}{{- else -}}{{ int64 . }}{{- end -}}
 {{- end }}
 
 {{/* Processors, rounded up, of "500m", "4" or 2.5. */}}
