@@ -15,10 +15,14 @@
 /* 2,000,000 */
 static const char *grouped(double number)
 {
-    static char texts[8][40];
+    static char texts[8][64];
     static unsigned turn;
     char digits[32], *out = texts[turn++ % 8];
     int len = snprintf(digits, sizeof digits, "%.0f", number);
+    if (len >= (int)sizeof digits) {
+        snprintf(out, sizeof texts[0], "%.3g", number);
+        return out;
+    }
     size_t at = 0;
     for (int i = 0; i < len; i++) {
         if (i > 0 && (len - i) % 3 == 0)

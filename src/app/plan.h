@@ -114,7 +114,7 @@ enum {
     PLAN_REDIS_CONNECTIONS = 4, /* of a pod: three masters and the channel */
 };
 
-/* CONFIG: updates alone fill a query pod. */
+/* CONFIG: updates alone fill a query pod, or the numbers are too large to be a plan. */
 enum status plan_compute(const struct plan_figures *figures, const struct plan_target *target,
                          struct plan *plan, struct error *error) MUST_CHECK;
 

@@ -5,6 +5,9 @@
 
 #define MIB (1024.0 * 1024.0)
 #define US 1e-6
+/* Sums of both fit into 64 bits. */
+#define PODS_MAX 1e5
+#define POD_BYTES_MAX (64 * 1024 * 1024 * MIB)
 
 /* Up to a whole number of steps; what floating point adds to a whole number does not make one more. */
 static int64_t round_up(double value, double step)
@@ -123,6 +126,19 @@ static void compute_servers(const struct plan_figures *figures, const struct pla
     }
 }
 
+/* Before anything is rounded to a whole number that could not hold it. */
+static bool is_computable(const struct plan_figures *figures, const struct plan_target *target,
+                          const struct plan *plan)
+{
+    double writer_us = fmax(figures->command_us, fmax(figures->apply_us, figures->relay_us));
+    double writers = (double)target->updates * writer_us * US / (PLAN_SMALL_CORES * headroom_left(target));
+    double item = (double)target->item_bytes + PLAN_WRAPPING_BYTES + figures->item_overhead_bytes;
+    double bytes =
+        2 * (double)target->items * item + (double)target->connections * PLAN_CONNECTION_BYTES + 1024 * MIB;
+    return plan->reads_processors / plan->pod_room <= PODS_MAX && writers <= PODS_MAX &&
+           1.1 * bytes <= POD_BYTES_MAX;
+}
+
 enum status plan_compute(const struct plan_figures *figures, const struct plan_target *target,
                          struct plan *plan, struct error *error)
 {
@@ -135,6 +151,10 @@ enum status plan_compute(const struct plan_figures *figures, const struct plan_t
             "headroom: use larger pods (--pod-cores)",
             (long long)target->updates, plan->update_processors, (long long)target->pod_cores,
             (double)target->pod_cores * headroom_left(target));
+    if (!is_computable(figures, target, plan))
+        return error_set(error, STATUS_CONFIG,
+                         "it needs more than %.0f pods of a role, or more than 64 TiB in a pod: check the target and the figures",
+                         PODS_MAX);
     compute_query_pods(target, plan);
     compute_memory(figures, target, plan);
     compute_writers(figures, target, plan);

@@ -127,6 +127,28 @@ static void test_updates_that_fill_a_pod_are_refused(void **state)
     assert_non_null(strstr(error.message, "--pod-cores"));
 }
 
+/* Each alone is within the limits of its option or its figure. */
+static void test_numbers_that_no_plan_can_hold_are_refused(void **state)
+{
+    (void)state;
+    struct plan_target large = round_target(), many = round_target(), written = round_target();
+    struct plan_figures slow = round_figures, heavy = round_figures;
+    struct plan plan;
+    struct error error = {0};
+    large.items = INT64_C(100000000000);
+    large.item_bytes = 1 << 20;
+    assert_int_equal(plan_compute(&round_figures, &large, &plan, &error), STATUS_CONFIG);
+    many.tps = INT64_C(10000000000);
+    many.headroom_percent = 95;
+    many.updates = 0;
+    slow.read_us = 9e11;
+    assert_int_equal(plan_compute(&slow, &many, &plan, &error), STATUS_CONFIG);
+    written.updates = 10;
+    heavy.apply_us = 9e11;
+    assert_int_equal(plan_compute(&heavy, &written, &plan, &error), STATUS_CONFIG);
+    assert_non_null(strstr(error.message, "64 TiB"));
+}
+
 static void test_memory_holds_two_versions_and_the_clients(void **state)
 {
     (void)state;
@@ -238,6 +260,7 @@ int main(void)
         cmocka_unit_test(test_pipelined_reads_and_single_loops_are_cheaper),
         cmocka_unit_test(test_every_role_has_its_least_pods),
         cmocka_unit_test(test_updates_that_fill_a_pod_are_refused),
+        cmocka_unit_test(test_numbers_that_no_plan_can_hold_are_refused),
         cmocka_unit_test(test_memory_holds_two_versions_and_the_clients),
         cmocka_unit_test(test_load_of_the_servers),
         cmocka_unit_test(test_the_figures_built_in_are_whole),
