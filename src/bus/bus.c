@@ -22,11 +22,11 @@ static struct metric_family families[FAMILIES] = {
                    .labels[0] = "topic"},
     [CONSUMED] = {"bus_consumed_total",
                   "Messages by the verdict that was committed; a retried message counts each time.",
-                  METRIC_COUNTER, .labels = {"topic", "group", "verdict"}},
+                  METRIC_COUNTER, .labels = {"topic", "group", "verdict", "database"}},
     [LAG] = {"bus_lag",
              "Messages published and not yet handled by the group, or by this process where every process"
              " handles all.",
-             METRIC_GAUGE, .labels = {"topic", "group"}},
+             METRIC_GAUGE, .labels = {"topic", "group", "database"}},
     [BATCH_SECONDS] = {"bus_batch_seconds", "Time of a handler for a batch.", METRIC_HISTOGRAM,
                        .labels = {"topic", "group"}},
     [DEAD_LETTERS] = {"bus_dead_letters_total", "Messages moved to the dead-letter topic.", METRIC_COUNTER,
@@ -95,6 +95,7 @@ enum status bus_init(struct bus *bus, const struct bus_driver *driver, const str
     for (int i = 0; i < FAMILIES; i++)
         metrics_register(&families[i]);
     bus->driver = driver;
+    bus->database = "";
     bus->topics = memory_zalloc(2 * topic_count * sizeof bus->topics[0]);
     for (size_t i = 0; i < topic_count; i++) {
         struct str name = str_from(topics[i].name);
@@ -215,6 +216,12 @@ size_t bus_message_bytes_max(const struct bus *bus)
 
 /* ---- subscriptions ---- */
 
+static struct metric_series *lag_series(const struct bus *bus, struct str topic, struct str group)
+{
+    const struct str labels[] = {topic, group, str_from(bus->database)};
+    return metric_series_get(&families[LAG], labels);
+}
+
 enum status bus_subscribe(struct bus *bus, const struct bus_subscription *subscription, struct error *error)
 {
     const struct bus_driver *driver = bus->driver;
@@ -245,8 +252,8 @@ enum status bus_subscribe(struct bus *bus, const struct bus_subscription *subscr
         spec->parallel = partitions;
     spec->topic = topic->spec.name;
     spec->group = str_dup(str_from(subscription->group));
-    struct str labels[] = {topic->name, str_from(spec->group), STR_NONE};
-    consumer.lag = metric_series_get(&families[LAG], labels);
+    struct str labels[] = {topic->name, str_from(spec->group), STR_NONE, str_from(bus->database)};
+    consumer.lag = lag_series(bus, topic->name, str_from(spec->group));
     consumer.batch_seconds = metric_series_get(&families[BATCH_SECONDS], labels);
     consumer.dead_letters = metric_series_get(&families[DEAD_LETTERS], labels);
     for (int kind = BUS_ACK; kind <= BUS_TERM; kind++) {
@@ -257,11 +264,9 @@ enum status bus_subscribe(struct bus *bus, const struct bus_subscription *subscr
     return STATUS_OK;
 }
 
-void bus_lag_set(struct str topic, struct str group, int64_t messages)
+void bus_lag_set(const struct bus *bus, struct str topic, struct str group, int64_t messages)
 {
-    const struct str labels[] = {topic, group};
-
-    metric_set(metric_series_get(&families[LAG], labels), (double)messages);
+    metric_set(lag_series(bus, topic, group), (double)messages);
 }
 
 void bus_consumer_deinit(struct bus_consumer *consumer)

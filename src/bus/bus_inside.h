@@ -49,6 +49,7 @@ struct bus_driver {
 
 struct bus {
     const struct bus_driver *driver;
+    const char *database; /* that carries the messages, in metrics: host:port/name; "" = an engine does */
     struct bus_topic_state *topics;
     size_t topic_count;
     size_t message_bytes_max;
@@ -73,7 +74,7 @@ struct bus_consumer {
 };
 void bus_consumer_deinit(struct bus_consumer *consumer);
 /* bus_lag of a group that shares messages, in any process, whether it reads the topic or not. Not for the hot path. */
-void bus_lag_set(struct str topic, struct str group, int64_t messages);
+void bus_lag_set(const struct bus *bus, struct str topic, struct str group, int64_t messages);
 int64_t bus_backoff_ms(const struct bus_consumer *consumer, unsigned attempt); /* attempt: 1 … */
 /* Each logs and calls the consumer's callback, if it has one. */
 void bus_consumer_ready(const struct bus_consumer *consumer);

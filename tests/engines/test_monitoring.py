@@ -36,7 +36,7 @@ def test_every_metric_of_an_engine_that_is_named_is_in_a_live_scrape(kafka, serv
 
 def test_the_lag_of_a_topic_of_kafka_is_seen_by_processes_that_do_not_read_it(kafka, serve, refdata_db, token):
     """R20: nobody applies, and a process that accepts updates shows what waits."""
-    lag = f'bus_lag{{topic="{on_engines.topic(refdata_db.name)}",group="{on_engines.group(refdata_db.name)}"}}'
+    lag = f'bus_lag{{topic="{on_engines.topic(refdata_db.name)}",group="{on_engines.group(refdata_db.name)}",database=""}}'
     server = serve(refdata_db, pod("D"), args=("--roles", "command"))
     client = server.client(token())
     for number in range(3):

@@ -6,10 +6,21 @@ from lib.config import base_config, merge
 from lib.refdata import own_refdata_db, pod, refdata_db  # noqa: F401
 from lib.wait import eventually
 
-LAG = 'bus_lag{topic="refdata.commands",group="refdata-apply"}'
 REFUSED = 'freshet_config_reloads_total{result="refused"}'
 ACCEPTED = 'freshet_config_reloads_total{result="accepted"}'
 IN_FORCE_SINCE = "freshet_config_last_reload_success_timestamp_seconds"
+
+
+def lag(server, database):
+    """Commands that wait in a database."""
+    address = database.jdbc_url.split("://")[1].split("?")[0]
+    return server.metrics().get(f'bus_lag{{topic="refdata.commands",group="refdata-apply",database="{address}"}}')
+
+
+def post_updates(client, code, count):
+    for number in range(count):
+        update = {"dictCode": code, "eventType": "DELTA", "items": [{"key": "k", "op": "UPSERT", "payload": number}]}
+        eventually(lambda u=update: client.post("/v1/tenants/demo/updates", u).status == 202)  # 503: not migrated yet
 
 
 @pytest.mark.tsan
@@ -57,16 +68,28 @@ def test_the_lag_of_a_topic_is_seen_from_any_process_also_when_nobody_applies(se
     """R20: three commands wait; a process that accepts, one that reads and one of another module show them."""
     commands = serve(refdata_db, pod("D"), args=("--roles", "command"))
     others = [serve(refdata_db, pod("D"), args=("--roles", role)) for role in ("query", "intake")]
-    client = commands.client(token())
-    for number in range(3):
-        answer = client.post("/v1/tenants/demo/updates", {
-            "dictCode": "D", "eventType": "DELTA", "items": [{"key": "k", "op": "UPSERT", "payload": number}]})
-        assert answer.status == 202, answer.body
+    post_updates(commands.client(token()), "D", 3)
     for server in (commands, *others):
-        eventually(lambda server=server: server.metrics().get(LAG) == 3)
+        eventually(lambda server=server: lag(server, refdata_db) == 3)
     serve(refdata_db, pod("D"), args=("--roles", "apply"))
     for server in (commands, *others):
-        eventually(lambda server=server: server.metrics().get(LAG) == 0)
+        eventually(lambda server=server: lag(server, refdata_db) == 0)
+
+
+def test_each_of_several_databases_has_its_own_lag(serve, refdata_db, postgres, token):
+    """R15, R20: commands wait in one of two databases, and the empty one does not hide it."""
+    other = postgres.create_database()
+    block = {"username": other.user, "passwordFromEnv": "FRESHET_TEST_PG_PASSWORD"}
+    settings = pod("D", {"code": "E", "postgres": "other"})
+    settings["refdata"]["postgres"] = [{"name": "main", "jdbcUrl": refdata_db.jdbc_url, **block},
+                                       {"name": "other", "jdbcUrl": other.jdbc_url, **block}]
+    server = serve(refdata_db, settings, args=("--roles", "command"))
+    client = server.client(token())
+    post_updates(client, "D", 3)
+    post_updates(client, "E", 1)
+    eventually(lambda: (lag(server, refdata_db), lag(server, other)) == (3, 1))
+    server.stop()
+    other.drop()
 
 
 def test_the_size_of_a_table_of_keys_is_shown(serve, refdata_db, token):

@@ -81,7 +81,7 @@ static void show(struct kafka *kafka, rd_kafka_t *rk, const struct bus_topic_sta
     int64_t lag = kafka_is_ending(kafka) ? -1 : measure(kafka, rk, topic, group);
 
     if (lag >= 0)
-        bus_lag_set(topic->name, str_from(group), lag);
+        bus_lag_set(&kafka->bus, topic->name, str_from(group), lag);
 }
 
 /* Each topic's own group, and the groups that this process reads others for. */

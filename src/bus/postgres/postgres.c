@@ -325,6 +325,9 @@ enum status bus_postgres_create(const struct bus_postgres_config *config, struct
     target.connections_max = total > PUBLISH_CONNECTIONS ? total - PUBLISH_CONNECTIONS : 1;
     if (status == STATUS_OK)
         status = db_pool_create(&target, &postgres->pool, error);
+    /* Not the target's name: buses of one database measure the same groups. */
+    if (status == STATUS_OK)
+        postgres->bus.database = db_pool_address(postgres->pool);
     if (status != STATUS_OK) {
         postgres_destroy(&postgres->bus);
         return status;

@@ -239,7 +239,7 @@ int64_t bus_postgres_upkeep(struct task *task, void *context)
     buf_deinit(&topics);
     atomic_store(&postgres->is_trusted, status == STATUS_OK && db_result_i64(results[0], 0, 0) == 1);
     for (size_t row = 0; status == STATUS_OK && row < db_result_rows(results[1]); row++)
-        bus_lag_set(db_result_str(results[1], row, 1), db_result_str(results[1], row, 0),
+        bus_lag_set(bus, db_result_str(results[1], row, 1), db_result_str(results[1], row, 0),
                     db_result_i64(results[1], row, 2));
     for (size_t i = 0; i < bus->topic_count && status == STATUS_OK; i++)
         status = trim_topic(postgres, &bus->topics[i], results[2], conn, deadline_ns, &error);
