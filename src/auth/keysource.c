@@ -22,7 +22,7 @@
 
 static struct metric_family keys_family = {
     .name = "auth_keys",
-    .help = "Keys that tokens may be signed by.",
+    .help = "Keys that tokens may be signed by; absent where clients need none.",
     .type = METRIC_GAUGE,
 };
 static struct metric_family refreshes_family = {
@@ -162,6 +162,16 @@ static void plan_url(struct auth_keysource *source)
 /* ---- one set out of all sources ---- */
 
 /* The secret comes first, then the file: what stands last has no place once there are AUTH_KEYS_MAX keys. */
+/* Where keys are neither configured nor missed there is no number of them: an alert on 0 would mean nothing. */
+static void show_count(const struct auth_rules *rules, size_t count)
+{
+    struct metric_series *series = metric_series_get(&keys_family, NULL);
+    bool is_configured = rules->jwks_file.len > 0 || rules->jwks_url.len > 0 || rules->secret.len > 0;
+    metric_set(series, (double)count);
+    if (!is_configured && auth_rules_let_in(rules))
+        metric_series_drop(series);
+}
+
 static struct auth_keyset *build_keys(const struct auth_keysource *source)
 {
     const struct document *const documents[] = {&source->file, &source->url};
@@ -176,7 +186,7 @@ static struct auth_keyset *build_keys(const struct auth_keysource *source)
                 STATUS_OK)
             log_error("auth_keys_unusable", LOG_CSTR("source", documents[i]->origin),
                       LOG_ERROR_FIELDS(&unusable));
-    metric_set(metric_series_get(&keys_family, NULL), (double)set->count);
+    show_count(source->rules, set->count);
     return set;
 }
 

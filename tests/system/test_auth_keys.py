@@ -282,6 +282,7 @@ def test_auth_off_is_for_loopback_only(serve, refdata_db):
     server = serve(refdata_db, pod("D", auth={"enabled": False, "jwksFile": None}))
     with server.client() as client:
         assert client.get(path("D", "/items/a")).status == 200
+    assert "auth_keys" not in server.metrics()  # an alert on 0 means that tokens cannot be checked
     open_to_all = serve.make(refdata_db, pod("D", auth={"enabled": False, "jwksFile": None},
                                              http={"listen": [f"0.0.0.0:{free_port()}"]}))
     done = run("serve", "--config", open_to_all.config_path, env=open_to_all.env)

@@ -127,3 +127,13 @@ def test_from_other_peers_the_header_is_not_believed(serve, filled, token, peers
     assert ask(server, f"URI={TRUSTED}", "demo") == 401
     assert ask(server, f"URI={TRUSTED}", "other", token("demo"), of="other") == 403
     assert ask(server, f"URI={TRUSTED}", "other", token("demo")) == 200  # the token alone counts
+
+
+def test_keys_are_counted_only_where_clients_need_them(serve, module_refdata_db):
+    """C8: a process that knows its clients by their certificates alone has no key, and misses none."""
+    config = changes(["127.0.0.0/8", "::1"], True)
+    config["auth"]["jwksFile"] = None
+    by_certificate = serve(module_refdata_db, config)
+    assert "auth_keys" not in by_certificate.metrics()
+    nobody = serve(module_refdata_db, pod("D", auth={"jwksFile": None}))
+    assert nobody.metrics()["auth_keys"] == 0
