@@ -187,6 +187,18 @@ static bool has_columns(const struct migration_run *run)
            str_eq(db_result_str(run->applied, 0, HAS_COLUMNS), STR("t"));
 }
 
+/* Before the first migration that is recorded in it. */
+static enum status prepare_table(const struct migration_run *run, struct error *error)
+{
+    enum status status = STATUS_OK;
+
+    if (!run->applied)
+        status = db_conn_command(run->conn, create_sql, run->deadline_ns, error);
+    if (status == STATUS_OK && !has_columns(run))
+        status = db_conn_command(run->conn, add_columns_sql, run->deadline_ns, error);
+    return status;
+}
+
 /* With the lock held. */
 static enum status apply_missing(struct migration_run *run, unsigned *count, struct error *error)
 {
@@ -194,16 +206,15 @@ static enum status apply_missing(struct migration_run *run, unsigned *count, str
     bool applied;
     enum status status = look(run, error);
 
-    if (status == STATUS_OK && !run->applied)
-        status = db_conn_command(run->conn, create_sql, run->deadline_ns, error);
-    if (status == STATUS_OK && !has_columns(run))
-        status = db_conn_command(run->conn, add_columns_sql, run->deadline_ns, error);
     for (; status == STATUS_OK && migrations->number > 0; migrations++) {
         status = is_applied(run, migrations, &applied, error);
-        if (status == STATUS_OK && !applied) {
+        if (status != STATUS_OK || applied)
+            continue;
+        if (*count == 0)
+            status = prepare_table(run, error);
+        if (status == STATUS_OK)
             status = apply(run, migrations, error);
-            *count += status == STATUS_OK;
-        }
+        *count += status == STATUS_OK;
     }
     return status;
 }

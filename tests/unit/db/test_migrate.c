@@ -209,11 +209,19 @@ static void test_c10_a_table_without_the_columns_gets_them(void **state)
     const struct db_schema schemas[] = {{"moved", two}, {.module = NULL}};
     struct db_pool *pool = test_pool(1);
     struct db_schema_state schema;
+    struct buf sql = {0};
     unsigned missing, applied;
+    static const char column_count[] =
+        "SELECT count(*) FROM information_schema.columns"
+        " WHERE table_schema = 'platform' AND table_name = 'schema_migration' AND column_name = 'oldest_program'";
     assert_ok(db_migrate(pool, "moved", two, soon(), NULL, NULL));
     struct db_conn *conn = test_acquire(pool);
     test_sql(conn, "ALTER TABLE platform.schema_migration DROP oldest_program, DROP program");
     db_release(conn);
+    assert_ok(db_migrate_plan(pool, "moved", two, soon(), &sql, &missing, NULL));
+    assert_ok(db_migrate(pool, "moved", two, soon(), &applied, NULL));
+    assert_int_equal(missing + applied + buf_len(&sql), 0);
+    check_sql(pool, column_count, "0"); /* nothing was planned, and nothing is done */
     assert_ok(db_migrate_check(pool, "moved", newer, soon(), &missing, NULL));
     assert_int_equal(missing, 3);
     assert_ok(db_schemas_check_age(pool, schemas, soon(), NULL));
