@@ -152,9 +152,10 @@ enum status plan_compute(const struct plan_figures *figures, const struct plan_t
             (long long)target->updates, plan->update_processors, (long long)target->pod_cores,
             (double)target->pod_cores * headroom_left(target));
     if (!is_computable(figures, target, plan))
-        return error_set(error, STATUS_CONFIG,
-                         "it needs more than %.0f pods of a role, or more than 64 TiB in a pod: check the target and the figures",
-                         PODS_MAX);
+        return error_set(
+            error, STATUS_CONFIG,
+            "it needs more than %.0f pods of a role, or more than 64 TiB in a pod: check the target and the figures",
+            PODS_MAX);
     compute_query_pods(target, plan);
     compute_memory(figures, target, plan);
     compute_writers(figures, target, plan);

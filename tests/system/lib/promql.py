@@ -13,7 +13,7 @@ GROUPING = re.compile(r"\b(by|without|on|ignoring)\s*\(([^)]*)\)")
 def named(expression):
     """({metric: labels in its matchers}, labels in groupings)."""
     text = re.sub(r'"(?:[^"\\]|\\.)*"', '""', expression)
-    text = re.sub(r"\[[^\]]*\]|#.*", "", text)
+    text = re.sub(r"\[[^\]]*\]|#.*|\boffset \w+", "", text)
     grouped = {label.strip() for _, labels in GROUPING.findall(text) for label in labels.split(",") if label.strip()}
     text = GROUPING.sub(" ", text)
     metrics = {}
