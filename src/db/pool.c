@@ -142,6 +142,8 @@ const char *db_pool_address(const struct db_pool *pool)
 const char *db_pool_database(const struct db_pool *pool)
 {
     const char *name = db_keyword_get(&pool->parsed, "dbname");
+    if (!name || !*name)
+        name = db_keyword_get(&pool->parsed, "user"); /* as libpq does */
     return name ? name : "";
 }
 

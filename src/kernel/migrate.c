@@ -92,7 +92,14 @@ static void print_grants(const char *grants, const char *role)
 static void print_connect(const struct db_pool *pool, const char *name, const char *role)
 {
     struct buf text = {0};
-    buf_printf(&text, "-- database \"%s\": %s\ngrant connect on database ", name, db_pool_address(pool));
+    buf_printf(&text, "-- database \"%s\": %s\n", name, db_pool_address(pool));
+    if (!*db_pool_database(pool)) {
+        printf("%.*s-- grant connect on database …: the configuration names neither a database nor a user\n",
+               STR_ARG(buf_str(&text)));
+        buf_deinit(&text);
+        return;
+    }
+    buf_put_str(&text, STR("grant connect on database "));
     put_identifier(&text, str_from(db_pool_database(pool)));
     buf_put_str(&text, STR(" to "));
     put_identifier(&text, str_from(role));

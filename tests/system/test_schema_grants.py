@@ -115,6 +115,17 @@ def test_c10_a_role_with_the_least_privileges_may_do_nothing_else(refdata_db, ro
     connection.close()
 
 
+@pytest.mark.parametrize("url, line", [("postgresql://ann@127.0.0.1:1/", 'grant connect on database "ann" to "r";'),
+                                       ("postgresql://127.0.0.1:1/", "-- grant connect on database")])
+def test_c10_a_url_without_a_database_has_the_users(jwks_path, tmp_path, refdata_db, url, line):
+    """As libpq connects; where there is no user either, what is printed is still SQL."""
+    config = base_config(refdata_db, jwks_path)
+    config["refdata"]["postgres"] = {"jdbcUrl": url}
+    (tmp_path / "freshet.yaml").write_text(to_yaml(config))
+    done = run("migrate", "--config", tmp_path / "freshet.yaml", "--grants", "r")
+    assert done.returncode == 0 and line in done.stdout and '""' not in done.stdout, done
+
+
 def test_c10_a_process_without_its_grants_says_what_is_missing(serve, refdata_db, role, token):
     """A new release's tables need new grants: a table that is not granted is not a reason to end."""
     name, password = role
