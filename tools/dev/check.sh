@@ -173,12 +173,20 @@ test_system() {
 # unchanged, with the engines underneath. Among all tests it is short: the suites once, and of the rest what is not marked
 # `whole`.
 test_engines() {
+    test_engines_drivers
+    test_engines_fleets
+}
+
+test_engines_drivers() {
     test_meson engines debug --suite engines
+    if [ "$TEST_ALL" = 0 ]; then test_meson engines tsan --suite engines; fi
+}
+
+test_engines_fleets() {
     if [ "$TEST_ALL" = 1 ]; then
         test_pytest engines debug engines -m "not whole"
         return
     fi
-    test_meson engines tsan --suite engines
     test_pytest engines debug engines
     FRESHET_TEST_ENGINES=1 test_pytest engines-system debug system "$ROOT"/tests/system/test_{refdata,updates,apply,relay}_*.py
 }
@@ -342,11 +350,14 @@ test_lanes() {
         test_build "$flavour" || return 0
     done
     test_build fuzz -Dwerror=true || true
-    test_lane system test_system_debug test_fuzz
-    test_lane faults test_fault test_greedy test_upgrade test_failover test_system_tsan test_deploy test_package
+    test_lane system test_system_debug
+    test_lane faults test_fault test_greedy test_upgrade test_failover test_system_tsan test_engines_fleets
     test_unit
-    test_engines
+    test_engines_drivers
     test_cost
+    test_deploy
+    test_package
+    test_fuzz
     for lane in "${lanes[@]}"; do
         wait "${lane#*:}" || test_add "the lane ${lane%:*}" 0 1
         cat "$VAR/test/lane-${lane%:*}" >&2
