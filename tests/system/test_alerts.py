@@ -19,7 +19,7 @@ def test_the_rules_are_valid_and_their_cases_hold():
 def test_every_alert_has_a_case_that_fires_and_one_that_does_not():
     cases = {case["name"]: case for case in yaml.safe_load(TESTS.read_text())["tests"]}
     names = {rule["alert"] for rule in ALERTS}
-    assert set(cases) == {f"{name} {word}" for name in names for word in ("fires", "does not fire")}
+    assert {title.split()[0] for title in cases} == names  # an alert may have further cases
     for name in names:
         for word, expected in (("fires", [name]), ("does not fire", [])):
             (query,) = cases[f"{name} {word}"]["promql_expr_test"]
