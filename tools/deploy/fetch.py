@@ -10,6 +10,7 @@ import hashlib
 import io
 import os
 import shutil
+import subprocess
 import sys
 import urllib.request
 import zipfile
@@ -26,8 +27,14 @@ def rows(kind):
 
 
 def proxy():
-    first = (os.environ.get("GOPROXY") or "https://proxy.golang.org").replace("|", ",").split(",")[0]
-    return first.rstrip("/") if first.startswith("http") else "https://proxy.golang.org"
+    """Of the Go modules: $GOPROXY, or what Go itself uses."""
+    setting = os.environ.get("GOPROXY", "")
+    if not setting and shutil.which("go"):
+        setting = subprocess.run(["go", "env", "GOPROXY"], capture_output=True, text=True, check=False).stdout
+    first = setting.strip().replace("|", ",").split(",")[0]
+    if not first.startswith("http"):
+        raise SystemExit("no proxy of Go modules is known: install Go, or set GOPROXY to its address")
+    return first.rstrip("/")
 
 
 def fetch(module, version, digest):
