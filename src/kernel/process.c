@@ -190,7 +190,7 @@ static void show_health(struct str lines, bool is_listed)
     }
 }
 
-/* What is no longer listed, such as a database that was removed, is no longer shown. */
+/* Drops the series of components that are gone, such as a database that was removed from the configuration. */
 static void update_health(struct str lines)
 {
     static struct buf shown;
