@@ -2,6 +2,7 @@
  * others wait on, each caller in a lookup of its own where the entity is private. Callbacks run after all lookups have been visited. */
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/hash.h"
 #include "base/list.h"
 #include "base/memory.h"
@@ -89,11 +90,13 @@ static void deliver_to_all(struct hydration_shard *shard, uint64_t hash, const s
     hydration_waiters_call(shard);
 }
 
-bool hydration_deliver_ledger(struct hydration_shard *shard, const struct hydration_event *event,
-                              int64_t ttl_ms)
+/* The time of the tick would be earlier than what is received in it. */
+bool hydration_deliver_ledger(struct hydration_shard *shard, const struct hydration_finding *finding)
 {
+    const struct hydration_event *event = &finding->event;
     uint64_t hash = hydration_entity_hash(event->tenant, event->entity_type, event->entity_id);
-    if (!hydration_memory_store(&shard->memory, event, true, ttl_ms, loop_now_ns(shard->loop)))
+    if (!hydration_memory_store(&shard->memory, event, true, finding->ttl_ms, finding->asked_ns,
+                                clock_mono_ns()))
         return false;
     deliver_to_all(shard, hash, event, true);
     return true;
@@ -104,8 +107,8 @@ bool hydration_deliver_ledger(struct hydration_shard *shard, const struct hydrat
 void hydration_recent_add(struct hydration_lookup *lookup)
 {
     uint64_t correlation = hash_seeded(str_from(lookup->job.correlation_id));
-    lookup->shard->recent[correlation % HYDRATION_RECENT_MAX] =
-        (struct hydration_recent){correlation, lookup->node.hash, 0, RECENT_ASKED};
+    lookup->shard->recent[correlation % HYDRATION_RECENT_MAX] = (struct hydration_recent){
+        correlation, lookup->node.hash, loop_now_ns(lookup->shard->loop), 0, RECENT_ASKED};
 }
 
 /* Answers to the questions of all processes are kept, changes only of entities that are looked up or held here. `recent`: the question
@@ -132,7 +135,7 @@ static void deliver_valid(struct hydration_shard *shard, uint64_t hash, struct h
                      : first                                ? first->policy.negative_cache_ttl_ms
                                                             : settings->policy.negative_cache_ttl_ms;
     bool is_new = hydration_memory_store(&shard->memory, event, first || event->correlation_id.len > 0,
-                                         ttl_ms, loop_now_ns(shard->loop));
+                                         ttl_ms, recent ? recent->asked_ns : 0, clock_mono_ns());
     if (!is_new)
         hydration_count_ignored("stale");
     else if (recent && recent->state != RECENT_ASKED)

@@ -71,6 +71,8 @@ struct hydration_finding {
      * a stale copy (too old or too narrow), if there is one. Texts are the need's and the arena's. */
     struct hydration_event event;
     int64_t ttl_ms; /* COPY, ABSENT: how long it serves still; ASK, JOIN: rest of the window */
+    int64_t
+        asked_ns; /* COPY, ABSENT: not before this the question began that it answers; 0: it is not known */
 };
 
 /* On a worker; one round trip. `correlation_id` is for the question, if there is one. Several callers share a flight; an answer
@@ -111,9 +113,10 @@ void hydration_memory_deinit(struct hydration_memory *memory);
 struct hydration_known_entity hydration_memory_find(const struct hydration_memory *memory,
                                                     const struct hydration_need *need, int64_t now_ns);
 /* Keeps an event of the bus or a row of the ledger for `ttl_ms`. False: a newer version is known, ignore it. Not `is_wanted`: no
- * lookup needs it, so a current copy is renewed, and otherwise only the version is kept. */
+ * lookup needs it, so a current copy is renewed, and otherwise only the version is kept. `asked_ns`: not before this the question began
+ * that it answers, 0 if that is not known; an answer to a question that began after everything known here is newer than that. */
 bool hydration_memory_store(struct hydration_memory *memory, const struct hydration_event *event,
-                            bool is_wanted, int64_t ttl_ms, int64_t now_ns);
+                            bool is_wanted, int64_t ttl_ms, int64_t asked_ns, int64_t now_ns);
 
 /* ---- lookup.c ----
  *
@@ -200,6 +203,7 @@ void hydration_lookups_stop(struct hydration_shard *shard);
  * answers, and the bus's copy of an answer that was delivered directly. */
 struct hydration_recent {
     uint64_t correlation, entity;
+    int64_t asked_ns;
     int64_t version; /* of the last answer: a retry over the bus may be answered with another one */
     enum { RECENT_ASKED, RECENT_ANSWERED_DIRECTLY, RECENT_ANSWERED } state;
 };
@@ -240,8 +244,7 @@ void hydration_waiters_fail(struct hydration_lookup *lookup);
 /* An event. `is_direct`: from an owner of this process; the bus carries it too. */
 void hydration_deliver(struct hydration_shard *shard, const struct hydration_event *event, bool is_direct);
 /* A row of the ledger. False: a newer version is known here. */
-bool hydration_deliver_ledger(struct hydration_shard *shard, const struct hydration_event *event,
-                              int64_t ttl_ms);
+bool hydration_deliver_ledger(struct hydration_shard *shard, const struct hydration_finding *finding);
 void hydration_recent_add(struct hydration_lookup *lookup); /* its correlation id is about to be used */
 /* From any thread: delivers an event on the loops. `asker`: only to this shard, which asked the owner directly. NULL: to every shard, as
  * the bus does. */

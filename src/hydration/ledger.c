@@ -28,10 +28,16 @@ static struct str put_fields(struct buf *out, const struct str *fields, unsigned
 /* ---- lookups ---- */
 
 /* Reads are by primary key; concurrent calls for one entity wait for its flight row alone. */
+#define ASKED_MS_AGO(table)                                                                     \
+    "(select hydration.milliseconds(clock_timestamp() - t.asked_at) from hydration." table " t" \
+    " where t.tenant_id = $1 and t.entity_type = $2 and t.entity_id = $3 and t.subject = c.subject)"
 static const struct db_statement find_sql = DB_STATEMENT(
-    "select verdict, subject, data, source_module, mode, array_to_string(fields, E'\\n'), reason, version, ttl_ms"
-    " from hydration.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)");
-enum { KIND, SUBJECT, DATA, SOURCE_MODULE, MODE, FIELDS, REASON, VERSION, TTL_MS };
+    "select c.verdict, c.subject, c.data, c.source_module, c.mode, array_to_string(c.fields, E'\\n'), c.reason,"
+    "       c.version, c.ttl_ms,"
+    "       case c.verdict when 'copy' then " ASKED_MS_AGO("copies") "                      when 'absent' then " ASKED_MS_AGO(
+        "absences") " end"
+                    " from hydration.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) c");
+enum { KIND, SUBJECT, DATA, SOURCE_MODULE, MODE, FIELDS, REASON, VERSION, TTL_MS, ASKED_MS };
 
 static struct hydration_cover read_cover(const struct db_result *rows, struct arena *arena)
 {
@@ -54,6 +60,7 @@ enum status hydration_ledger_find(struct db_pool *pool, const struct hydration_n
 {
     struct db_result *rows = NULL;
     struct buf fields = {0};
+    int64_t begun_ns = clock_mono_ns();
 
     struct str field_array = put_fields(&fields, need->cover.fields, need->cover.field_count);
     enum status status =
@@ -72,6 +79,9 @@ enum status hydration_ledger_find(struct db_pool *pool, const struct hydration_n
                         : str_eq(kind, STR("ask"))    ? HYDRATION_LEDGER_ASK
                                                       : HYDRATION_LEDGER_JOIN;
         finding->ttl_ms = ttl_ms > 0 ? ttl_ms : 0;
+        finding->asked_ns = db_result_is_null(rows, 0, ASKED_MS)
+                                ? 0
+                                : begun_ns - (db_result_i64(rows, 0, ASKED_MS) + 1) * CLOCK_NS_PER_MS;
         finding->event = (struct hydration_event){
             .kind =
                 finding->kind == HYDRATION_LEDGER_COPY ? HYDRATION_EVENT_UPDATED : HYDRATION_EVENT_NOT_FOUND,

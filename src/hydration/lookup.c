@@ -245,7 +245,7 @@ static void take_finding(struct hydration_lookup *lookup)
     const struct hydration_finding *finding = &job->finding;
 
     if (finding->kind == HYDRATION_LEDGER_COPY || finding->kind == HYDRATION_LEDGER_ABSENT) {
-        if (!hydration_deliver_ledger(lookup->shard, &finding->event, finding->ttl_ms))
+        if (!hydration_deliver_ledger(lookup->shard, finding))
             hydration_lookup_again(lookup); /* the ledger is about to store what arrived here */
         return;
     }

@@ -6,7 +6,8 @@
  *
  * An entry never changes: an event replaces it. It serves for HYDRATION_MEMORY_MS at most, and its version is remembered for
  * VERSION_MS, as long as the bus keeps an answer, so that a late answer is recognized. Versions are those of the entity: an event
- * for one caller makes the older entries of all callers obsolete. */
+ * for one caller makes the older entries of all callers obsolete. An answer to a question that began after all entries were received is
+ * not late: it replaces them whatever its version, since the owner may have lost commits. */
 #include <stdlib.h>
 
 #include "base/budget.h"
@@ -186,8 +187,21 @@ static void add_entry(struct hydration_memory *memory, uint64_t hash, struct hyd
     make_room(memory, now_ns);
 }
 
+/* The owner looked after it had published everything that is known here. If its answer has a lower version, its history was lost. */
+static bool is_asked_after_all(const struct hydration_memory *memory, uint64_t hash,
+                               const struct hydration_event *event, int64_t asked_ns)
+{
+    const struct hydration_memory_entry *at;
+    for (struct map_node *node = map_first(&memory->entries, hash);
+         (at = entry_of(node, event->tenant, event->entity_type, event->entity_id)) != NULL;
+         node = map_match(at->node.next, hash))
+        if (at->received_ns >= asked_ns)
+            return false;
+    return true;
+}
+
 bool hydration_memory_store(struct hydration_memory *memory, const struct hydration_event *event,
-                            bool is_wanted, int64_t ttl_ms, int64_t now_ns)
+                            bool is_wanted, int64_t ttl_ms, int64_t asked_ns, int64_t now_ns)
 {
     uint64_t hash = hydration_entity_hash(event->tenant, event->entity_type, event->entity_id);
     struct hydration_memory_entry *at;
@@ -195,10 +209,11 @@ bool hydration_memory_store(struct hydration_memory *memory, const struct hydrat
     bool is_held = false;
 
     make_room(memory, now_ns);
+    bool is_newest = is_asked_after_all(memory, hash, event, asked_ns);
     for (node = map_first(&memory->entries, hash);
          (at = entry_of(node, event->tenant, event->entity_type, event->entity_id)) != NULL;
          node = map_match(at->node.next, hash)) {
-        if (is_outdated(event, at, now_ns))
+        if (!is_newest && is_outdated(event, at, now_ns))
             return false;
         if (is_wider(at, event, now_ns))
             return true;

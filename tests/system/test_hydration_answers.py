@@ -2,7 +2,7 @@
 Every scenario runs on the embedded bus, and once more on NATS (tests/engines/test_hydration.py)."""
 import json
 
-from lib.hydration import Event, count, fresh, ignored, not_found, path, rows, updated, waiters
+from lib.hydration import BRIEF, ROLE, Event, count, fresh, ignored, not_found, path, rows, updated, waiters
 from lib.hydration_rig import (LAMP, TYPE, asking, client, data_of, hasty, is_absent, nobody_waits, other, rig,  # noqa: F401
                                run_out)
 from lib.wait import eventually
@@ -110,6 +110,20 @@ def test_h4_a_late_not_found_never_hides_a_fresh_entity(rig, client, other):
     for one in (client, other):
         assert data_of(one.get(path(TYPE, entity))) == LAMP
     assert rows(rig.database, "absences", entity) == 0
+
+
+def test_h4_an_entity_that_its_owner_has_lost_is_not_found_once_its_copy_has_expired(rig, serve, module_database):
+    """As after a failover that lost its commit: the owner knows neither the entity nor its version. It was ignored for a minute."""
+    entity, too = fresh(), serve(module_database, {"hydration": BRIEF}, args=ROLE)
+    rig.outside.owns(entity, lambda question: [updated(question, LAMP, version=5)])
+    with rig.brief.client(rig.bearer) as one, too.client(rig.bearer) as another:
+        assert data_of(one.get(path(TYPE, entity))) == LAMP
+        assert data_of(another.get(path(TYPE, entity))) == LAMP
+        rig.outside.owns(entity, lambda question: [not_found(question)])
+        before = len(rig.outside.asked(entity))
+        for asked, client_ in enumerate((one, another), 1):
+            assert is_absent(eventually(lambda c=client_: (answer := c.get(path(TYPE, entity))).status != 200 and answer))
+            assert len(rig.outside.asked(entity)) <= before + asked
 
 
 def test_h4_an_end_without_versions_is_remembered_once_the_copy_has_aged(rig):

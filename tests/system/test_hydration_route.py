@@ -73,6 +73,7 @@ def test_h2_partial_has_the_members_asked_for_and_existence_none(client):
     assert data("?mode=partial&fields=title") == {"title": "Sample Item"}
     assert data("?mode=partial&fields=sku,price,none,sku") == {"sku": sku, "price": 1.50}
     assert data(f"?mode=partial&fields=a%2Cb,{quote('ключ')}") == {"a,b": "comma", "ключ": 7}
+    assert data(f"?mode=partial&fields=a%2Cb&fields={quote('ключ')}") == {"a,b": "comma", "ключ": 7}
     assert data("?mode=existence") == {}
     assert data("")["sku"] == sku
 

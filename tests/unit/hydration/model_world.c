@@ -19,13 +19,21 @@ void world_begin(void)
 {
     world = (struct world){.max_retries = (int64_t)model_below(3)};
     for (size_t i = 0; i < ENTITIES; i++)
-        world.versions[i] = 1;
+        world.versions[i] = world.highest[i] = 1;
 }
 
 void world_change(size_t entity)
 {
     if (world.versions[entity] < VERSIONS_MAX)
         world.versions[entity]++;
+    if (world.versions[entity] > world.highest[entity])
+        world.highest[entity] = world.versions[entity];
+}
+
+void world_lose(size_t entity)
+{
+    world.versions[entity] = 1 + (int64_t)model_below((uint64_t)world.versions[entity]);
+    world.lost_ns[entity] = model_now_ns();
 }
 
 /* ---- entities ---- */
@@ -107,13 +115,18 @@ struct hydration_event world_event(size_t entity, int64_t version, size_t subjec
 
 /* ---- the ledger ---- */
 
-/* A newer version replaces all rows of the entity; of one version the wider copy stays. */
-void world_store(const struct hydration_event *event)
+/* A newer version replaces all rows of the entity, and so does what was asked for after they were stored; of one version the wider copy
+ * stays. */
+void world_store(const struct hydration_event *event, int64_t asked_ns)
 {
     size_t entity = entity_of(event->tenant, event->entity_id), subject = subject_of(event->subject);
     struct world_row *rows = world.rows[entity], *row = &rows[subject];
+    int64_t heard_ns = 0;
     for (size_t i = 0; i < SUBJECTS; i++)
-        if (rows[i].is_set && rows[i].version > event->version)
+        if (rows[i].is_set && rows[i].since_ns > heard_ns)
+            heard_ns = rows[i].since_ns;
+    for (size_t i = 0; i < SUBJECTS; i++)
+        if (rows[i].is_set && rows[i].version > event->version && asked_ns <= heard_ns)
             return;
     for (size_t i = 0; i < SUBJECTS; i++)
         rows[i].is_set = rows[i].is_set && rows[i].version == event->version;
@@ -121,8 +134,8 @@ void world_store(const struct hydration_event *event)
         return;
     if (row->is_set && row->mode >= event->cover.mode && row->until_ns > model_now_ns())
         return;
-    *row = (struct world_row){true, event->version, model_now_ns(), model_now_ns() + TASK_MS(COPY_MS),
-                              event->cover.mode};
+    *row = (struct world_row){true,     event->version,   model_now_ns(), model_now_ns() + TASK_MS(COPY_MS),
+                              asked_ns, event->cover.mode};
 }
 
 const struct world_row *world_row_for(size_t entity, size_t subject, enum hydration_mode mode)
@@ -166,6 +179,7 @@ enum status __wrap_hydration_ledger_find(struct db_pool *pool, const struct hydr
         finding->kind =
             finding->event.kind == HYDRATION_EVENT_UPDATED ? HYDRATION_LEDGER_COPY : HYDRATION_LEDGER_ABSENT;
         finding->ttl_ms = (row->until_ns - model_now_ns()) / CLOCK_NS_PER_MS + 1;
+        finding->asked_ns = row->asked_ns;
         return STATUS_OK;
     }
     bool asks = correlation_id.len > 0 && !model_one_in(3);
@@ -205,7 +219,9 @@ enum status __wrap_hydration_wire_send(struct hydration *hydration, const struct
         i = world.question_count++ % QUESTIONS_MAX;
         question[i] = (struct question){.entity = entity_of(events->tenant, events->entity_id),
                                         .subject = subject_of(events->subject),
-                                        .mode = events->cover.mode};
+                                        .mode = events->cover.mode,
+                                        .asked_ns = model_now_ns()};
+        question[i].version = world.versions[question[i].entity];
         str_copy(question[i].correlation_id, UUID_TEXT_BYTES, events->correlation_id);
     }
     question[i].times++;

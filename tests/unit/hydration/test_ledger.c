@@ -339,6 +339,42 @@ static void test_without_versions_a_current_copy_counts_more_than_not_found(void
     expect_known("u", FULL, "", "copy {\"a\":2}");
 }
 
+/* A failover may lose what was published (R14): the owner's answer to a later question is newer, whatever its version. */
+static void test_an_answer_to_a_question_after_everything_known_is_believed(void **state)
+{
+    (void)state;
+    expect_of("u", FULL, "", "c1", "ask full");
+    store(updated(9, "{\"a\":1}", "c1"));
+    store(not_found(0, "c1")); /* late */
+    store(not_found(8, ""));
+    expect_known("v", FULL, "", "copy {\"a\":1}");
+    copies_expire();
+    sql("update hydration.flights set window_until = begun_at");
+    expect_of("u", FULL, "", "c2", "ask full");
+    store(not_found(0, "c1")); /* still late */
+    expect_known("u", FULL, "", "join");
+    store(not_found(0, "c2"));
+    expect_known("u", FULL, "", "absent");
+    expect_known("v", FULL, "", "absent");
+    const struct hydration_finding absent = find("u", FULL, "", "");
+    assert_true(absent.asked_ns > 0 && absent.asked_ns < clock_mono_ns());
+    store(updated(3, "{\"a\":3}", "")); /* versions count on from there */
+    expect_of("u", FULL, "", "c3", "ask full");
+    store(updated(3, "{\"a\":3}", "c3"));
+    expect_known("u", FULL, "", "copy {\"a\":3}");
+}
+
+/* The entity was created while the clock was set back: the question before it is still the earlier one. */
+static void test_a_clock_that_was_set_back_makes_no_answer_newer(void **state)
+{
+    (void)state;
+    expect_of("u", FULL, "", "c1", "ask full");
+    sql("update hydration.flights set begun_at = begun_at + interval '1 h', window_until = window_until + interval '1 h'");
+    store(covering(updated(1, "{\"a\":1}", ""), HYDRATION_FULL, NULL, 0));
+    store(not_found(0, "c1"));
+    expect_known("u", FULL, "", "copy {\"a\":1}");
+}
+
 /* Whatever the order, an entity that is there is not hidden (H4). */
 static void test_all_orders_of_updated_not_found_and_lookup(void **state)
 {
@@ -383,6 +419,8 @@ int main(void)
         TEST(test_an_older_not_found_hides_nothing),
         TEST(test_a_not_found_of_an_earlier_window_hides_nothing),
         TEST(test_without_versions_a_current_copy_counts_more_than_not_found),
+        TEST(test_an_answer_to_a_question_after_everything_known_is_believed),
+        TEST(test_a_clock_that_was_set_back_makes_no_answer_newer),
         TEST(test_all_orders_of_updated_not_found_and_lookup),
     };
     if (ledger_rig_start(NULL) != 0)

@@ -1,5 +1,6 @@
 /* What an answer is to a lookup: how much of the entity it covers, whom it is for, and what it is when it comes early, late or
  * twice. */
+#include "base/clock.h"
 #include "base/log.h"
 #include "lookup_rig.h"
 
@@ -9,15 +10,54 @@ static void test_h4_a_late_not_found_does_not_hide_a_fresh_entity(void **state)
     struct person ann = {0};
     struct hydration_event created = answer_of(HYDRATION_EVENT_UPDATED, 1);
     created.correlation_id = STR_NONE;
-    hear(created); /* nobody asked yet */
+    created.has_cover = false; /* not enough for ann */
     ask(&ann, "ann", rig_full);
     assert_true(turn_until_count(rig_questions, 1));
+    hear(created);
     uint64_t before = ignored("stale");
-    hear_not_found(0);
+    hear_not_found(0); /* the owner looked before it was created */
     assert_int_equal(ann.times, 0);
     assert_int_equal(ignored("stale"), before + 1);
     hear_updated(1);
     assert_int_equal(ann.result, HYDRATION_UPDATED);
+    assert_true(turn_until_empty());
+}
+
+static void test_r14_a_not_found_asked_for_after_the_entity_was_known_is_believed(void **state)
+{
+    (void)state;
+    struct person ann = {0};
+    struct hydration_event created = answer_of(HYDRATION_EVENT_UPDATED, 1);
+    created.correlation_id = STR_NONE;
+    hear(created);
+    turn_for_ms(1);
+    ask(&ann, "ann", rig_full);
+    assert_true(turn_until_count(rig_questions, 1));
+    hear_not_found(0); /* its owner has lost it */
+    assert_int_equal(ann.times, 1);
+    assert_int_equal(ann.result, HYDRATION_NOT_FOUND);
+    assert_true(turn_until_empty());
+}
+
+static void test_r14_a_row_asked_for_after_the_entity_was_known_is_believed(void **state)
+{
+    (void)state;
+    struct person ann = {0}, bob = {0};
+    struct hydration_event created = answer_of(HYDRATION_EVENT_UPDATED, 7);
+    created.correlation_id = STR_NONE;
+    hear(created);
+    script.find = not_in_ledger;
+    script.find.asked_ns = clock_mono_ns() - CLOCK_NS_PER_S; /* another process asked before */
+    ask(&ann, "ann", rig_full);
+    assert_true(turn_until_count(rig_finds, 2));
+    assert_int_equal(ann.times, 0);
+    rig_hold();
+    script.find.asked_ns = clock_mono_ns();
+    rig_let_go();
+    ask(&bob, "bob", rig_full);
+    assert_true(turn_until_done(&ann) && turn_until_done(&bob));
+    assert_int_equal(ann.result, HYDRATION_NOT_FOUND);
+    assert_int_equal(bob.result, HYDRATION_NOT_FOUND);
     assert_true(turn_until_empty());
 }
 
@@ -289,6 +329,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_h4_a_late_not_found_does_not_hide_a_fresh_entity),
+        TEST(test_r14_a_not_found_asked_for_after_the_entity_was_known_is_believed),
+        TEST(test_r14_a_row_asked_for_after_the_entity_was_known_is_believed),
         TEST(test_h4_a_ledger_that_lags_is_read_again),
         TEST(test_h2_a_partial_answer_never_stands_for_a_wider_request),
         TEST(test_an_answer_without_extent_is_as_wide_as_its_question),

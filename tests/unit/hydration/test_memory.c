@@ -75,7 +75,7 @@ static bool hear_event(struct hydration_event event, const struct hydration_cove
     event.has_cover = cover;
     if (cover)
         event.cover = *cover;
-    return hydration_memory_store(memory, &event, true, TTL_MS, now);
+    return hydration_memory_store(memory, &event, true, TTL_MS, 0, now);
 }
 
 static bool hear_updated(int64_t version)
@@ -158,16 +158,16 @@ static void test_h4_a_version_is_remembered_of_what_nobody_asked_for(void **stat
     struct hydration_event change = event_of(HYDRATION_EVENT_UPDATED, 5);
     change.has_cover = true;
     change.cover = full;
-    assert_true(hydration_memory_store(memory, &change, false, TTL_MS, now));
+    assert_true(hydration_memory_store(memory, &change, false, TTL_MS, 0, now));
     assert_int_equal(kind_of(look("ann", existence)), KNOWN_NOT);
     now += 30 * SECOND; /* longer than anything is handed out */
     assert_false(hear_not_found(0));
     assert_true(hear_updated(5));
     change.version = 6;
-    assert_true(hydration_memory_store(memory, &change, false, TTL_MS, now));
+    assert_true(hydration_memory_store(memory, &change, false, TTL_MS, 0, now));
     assert_int_equal(look("ann", full).outcome.version, 6); /* a copy that is held is renewed */
     struct hydration_event end = event_of(HYDRATION_EVENT_NOT_FOUND, 7);
-    assert_true(hydration_memory_store(memory, &end, false, TTL_MS, now));
+    assert_true(hydration_memory_store(memory, &end, false, TTL_MS, 0, now));
     assert_int_equal(kind_of(look("ann", existence)), KNOWN_NOT); /* and forgotten when it ends */
     now += 61 * SECOND;
     assert_true(hear_not_found(0));
@@ -177,7 +177,7 @@ static void test_h4_nothing_is_handed_out_longer_than_its_time(void **state)
 {
     (void)state;
     struct hydration_event gone = event_of(HYDRATION_EVENT_NOT_FOUND, 0);
-    assert_true(hydration_memory_store(memory, &gone, true, 200, now));
+    assert_true(hydration_memory_store(memory, &gone, true, 200, 0, now));
     now += 199 * CLOCK_NS_PER_MS;
     assert_int_equal(kind_of(look("ann", full)), KNOWN_ABSENT);
     now += CLOCK_NS_PER_MS;
@@ -293,6 +293,30 @@ static void test_the_oldest_go_when_they_are_too_large(void **state)
     assert_true(is_known(19));
 }
 
+/* A failover may lose what was published: the owner's answer to a later question is newer, whatever its version. */
+static void test_r14_an_answer_to_a_question_after_everything_known_is_believed(void **state)
+{
+    (void)state;
+    struct hydration_event gone = event_of(HYDRATION_EVENT_NOT_FOUND, 0),
+                           back = event_of(HYDRATION_EVENT_UPDATED, 2);
+    assert_true(hear_updated(5));
+    now += SECOND;
+    assert_true(hear_private(HYDRATION_EVENT_UPDATED, "bob", 5));
+    int64_t heard = now;
+    now += SECOND;
+    assert_false(
+        hydration_memory_store(memory, &gone, true, TTL_MS, heard, now)); /* it began before, or at once */
+    assert_false(hydration_memory_store(memory, &gone, true, TTL_MS, heard - SECOND / 2, now));
+    assert_int_equal(kind_of(look("bob", full)), KNOWN_COPY);
+    assert_true(hydration_memory_store(memory, &gone, true, TTL_MS, heard + 1, now));
+    assert_int_equal(kind_of(look("ann", full)), KNOWN_ABSENT);
+    assert_int_equal(kind_of(look("bob", full)), KNOWN_ABSENT);
+    assert_true(
+        hydration_memory_store(memory, &back, true, TTL_MS, 0, now)); /* and versions count on from there */
+    assert_int_equal(kind_of(look("ann", existence)), KNOWN_COPY);
+    assert_false(hear_not_found(1));
+}
+
 static void test_tenants_types_and_ids_are_kept_apart(void **state)
 {
     (void)state;
@@ -325,6 +349,7 @@ int main(void)
         TEST(test_without_versions_the_later_holds_once_the_copy_is_old),
         TEST(test_the_oldest_go_when_there_are_too_many),
         TEST(test_the_oldest_go_when_they_are_too_large),
+        TEST(test_r14_an_answer_to_a_question_after_everything_known_is_believed),
         TEST(test_tenants_types_and_ids_are_kept_apart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,9 @@
 /* Lookups and their waiters against a plain world (H2–H5): whoever asks is called once, in time, with what it may know of that entity in
- * that version, and never with a version that is older than one this loop has received. Callbacks free their waiter, ask and cancel. */
+ * that version, and never with a version that is older than one this loop has received, unless the owner has lost that one since. Callbacks
+ * free their waiter, ask and cancel. */
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "base/memory.h"
@@ -28,6 +30,7 @@ static struct { /* the newest version that arrived here, and when it did */
     int64_t version, since_ns;
 } received[ENTITIES];
 static struct hydration_event stores[STORES_MAX]; /* events that the ledger has not stored yet */
+static int64_t store_asked_ns[STORES_MAX];
 static char store_data[STORES_MAX][DATA_BYTES];
 static size_t store_count;
 static int64_t trouble_ns; /* when it began or ended */
@@ -68,7 +71,7 @@ static void check_outcome(const struct person *person, const struct hydration_ou
         check_timeout(person);
     if (!is_answer && !outcome->data.len)
         return;
-    MODEL_CHECK(outcome->version >= 1 && outcome->version <= world.versions[person->entity], "version %lld",
+    MODEL_CHECK(outcome->version >= 1 && outcome->version <= world.highest[person->entity], "version %lld",
                 (long long)outcome->version);
     enum view view = expected_view(person->entity, outcome->version, person->subject);
     MODEL_CHECK((outcome->result == HYDRATION_NOT_FOUND) == (view != VIEW_DATA),
@@ -80,10 +83,14 @@ static void check_outcome(const struct person *person, const struct hydration_ou
     expected_data(person->entity, outcome->version, person->mode, data);
     if (outcome->result == HYDRATION_UPDATED)
         MODEL_CHECK(str_eq(outcome->data, str_from(data)), "data %.*s, not %s", STR_ARG(outcome->data), data);
-    if (is_answer && model_now_ns() - received[person->entity].since_ns < TASK_MS(VERSION_MS))
+    bool is_lost = world.lost_ns[person->entity] > 0 &&
+                   world.lost_ns[person->entity] >= received[person->entity].since_ns;
+    if (is_answer && !is_lost && model_now_ns() - received[person->entity].since_ns < TASK_MS(VERSION_MS))
         MODEL_CHECK(outcome->version >= received[person->entity].version,
                     "version %lld was received, %lld is told", (long long)received[person->entity].version,
                     (long long)outcome->version);
+    if (is_answer && is_lost)
+        received[person->entity].version = outcome->version;
 }
 
 /* A row of the ledger is delivered by the machine itself: then its version has been received. */
@@ -141,11 +148,12 @@ static void cancel(void)
 
 /* ---- what arrives ---- */
 
-static void store_later(const struct hydration_event *event)
+static void store_later(const struct hydration_event *event, int64_t asked_ns)
 {
     if (store_count == STORES_MAX)
         return;
     stores[store_count] = *event;
+    store_asked_ns[store_count] = asked_ns;
     str_copy(store_data[store_count], DATA_BYTES, event->data);
     stores[store_count].data = str_from(store_data[store_count]);
     stores[store_count++].correlation_id = STR_NONE;
@@ -157,8 +165,11 @@ static void store_event(void)
         return;
     size_t at = model_below(store_count);
     model_note("of version %lld", (long long)stores[at].version);
-    world_store(&stores[at]);
+    world_store(&stores[at], store_asked_ns[at]);
     stores[at] = stores[--store_count];
+    store_asked_ns[at] = store_asked_ns[store_count];
+    memcpy(store_data[at], store_data[store_count], DATA_BYTES);
+    stores[at].data = str_from(store_data[at]);
 }
 
 /* After an event that is newer than all before nobody waits for what it has. */
@@ -198,9 +209,12 @@ static void answer(void)
     const struct question *question = &world.questions[(world.question_count - 1 - from_end) % QUESTIONS_MAX];
     enum hydration_mode mode = model_one_in(4) ? HYDRATION_FULL : question->mode;
     size_t entity = question->entity;
-    struct hydration_event event = world_event(entity, some_version(entity), question->subject, mode);
+    int64_t version = some_version(entity);
+    if (version < question->version && world.versions[entity] >= question->version)
+        version = question->version;
+    struct hydration_event event = world_event(entity, version, question->subject, mode);
     event.correlation_id = str_from(question->correlation_id);
-    store_later(&event);
+    store_later(&event, question->asked_ns);
     if (mode == question->mode && model_one_in(4))
         event.has_cover = false; /* a program outside of freshet: that of the question counts */
     if (model_one_in(8))
@@ -217,7 +231,7 @@ static void hear(void)
     struct hydration_event event =
         world_event(entity, some_version(entity), model_below(SUBJECTS), HYDRATION_FULL);
     event.correlation_id = model_one_in(2) ? STR("another's") : STR_NONE;
-    store_later(&event);
+    store_later(&event, 0);
     deliver(event, entity);
 }
 
@@ -227,12 +241,17 @@ static void miss(void)
     size_t entity = model_below(ENTITIES);
     struct hydration_event event =
         world_event(entity, world.versions[entity], model_below(SUBJECTS), HYDRATION_FULL);
-    world_store(&event);
+    world_store(&event, model_now_ns());
 }
 
 static void change(void)
 {
     world_change(model_below(ENTITIES));
+}
+
+static void lose(void)
+{
+    world_lose(model_below(ENTITIES));
 }
 
 /* ---- turns ---- */
@@ -375,6 +394,7 @@ int main(void)
                                                         {"answer", 18, answer},
                                                         {"hear", 8, hear},
                                                         {"change", 4, change},
+                                                        {"lose", 1, lose},
                                                         {"miss", 6, miss},
                                                         {"ledger stores", 8, store_event},
                                                         {"turn", 12, turn},
