@@ -4,10 +4,10 @@
 #include "fetch/fetch.h"
 
 #include <curl/curl.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "base/clock.h"
 #include "base/memory.h"
 
 static atomic_bool is_stopping;
@@ -70,6 +70,7 @@ struct fetch_transfer { /* does not move while it is under way: libcurl points i
     struct curl_slist *headers;
     char details[CURL_ERROR_SIZE];
     bool overflowed, refused;
+    struct fetch_call *next; /* of several at once: the next one under way */
 };
 
 static size_t on_body(char *bytes, size_t size, size_t count, void *arg)
@@ -209,80 +210,138 @@ enum status fetch_run(const struct fetch_request *request, struct fetch_answer *
     return status == STATUS_OK ? transfer_end(&transfer, curl_easy_perform(transfer.curl), error) : status;
 }
 
-/* ---- several at once: one thread that starts the next whenever one ends ---- */
+/* ---- several at once: a thread moves them on while it has time ---- */
 
-enum { STOP_CHECK_MS = 100 };
-
-struct many {
-    CURLM *multi;
-    struct fetch_transfer *transfers; /* one for each request */
-    enum status *statuses;
-    struct error *errors;
+struct fetch_calls {
+    pthread_mutex_t lock;     /* for `multi` as a whole, against fetch_calls_wake() */
+    CURLM *multi;             /* NULL while no call is under way */
+    struct fetch_call *first; /* under way; linked by their transfers */
     size_t running;
 };
 
-static void many_end(struct many *many, struct fetch_transfer *transfer, CURLcode code)
+struct fetch_calls *fetch_calls_open(void)
 {
-    size_t at = (size_t)(transfer - many->transfers);
+    struct fetch_calls *calls = memory_zalloc(sizeof *calls);
 
-    curl_multi_remove_handle(many->multi, transfer->curl);
-    many->statuses[at] = transfer_end(transfer, code, &many->errors[at]);
-    transfer->curl = NULL;
-    many->running--;
+    pthread_mutex_init(&calls->lock, NULL);
+    return calls;
 }
 
-static void many_end_all(struct many *many, size_t begun, CURLcode code)
+/* Its outcome is the caller's now. */
+static void end_call(struct fetch_calls *calls, struct fetch_call *call, CURLcode code)
 {
-    for (size_t i = 0; i < begun; i++)
-        if (many->transfers[i].curl)
-            many_end(many, &many->transfers[i], code);
+    struct fetch_call **at = &calls->first;
+
+    while (*at != call)
+        at = &(*at)->transfer->next;
+    *at = call->transfer->next;
+    calls->running--;
+    curl_multi_remove_handle(calls->multi, call->transfer->curl);
+    call->status = transfer_end(call->transfer, code, &call->error);
+    call->has_ended = true;
+    free(call->transfer);
+    call->transfer = NULL;
 }
 
-void fetch_run_many(const struct fetch_request *requests, size_t count, size_t parallel,
-                    int64_t begin_until_ns, struct fetch_answer *answers, enum status *statuses,
-                    struct error *errors)
+static void end_all(struct fetch_calls *calls, CURLcode code)
 {
-    struct many many = {.statuses = statuses, .errors = errors};
-    size_t begun = 0;
-    int running = 0, left = 0;
-    CURLMsg *message;
+    while (calls->first)
+        end_call(calls, calls->first, code);
+}
 
-    many.multi = curl_multi_init();
-    if (!many.multi)
+static void set_multi(struct fetch_calls *calls, CURLM *multi)
+{
+    pthread_mutex_lock(&calls->lock);
+    CURLM *before = calls->multi;
+    calls->multi = multi;
+    pthread_mutex_unlock(&calls->lock);
+    if (before)
+        curl_multi_cleanup(before);
+}
+
+void fetch_calls_begin(struct fetch_calls *calls, struct fetch_call *call)
+{
+    struct fetch_transfer *transfer = call->transfer = memory_zalloc(sizeof *transfer);
+
+    call->has_ended = false;
+    call->error = (struct error){0};
+    call->status = transfer_begin(transfer, &call->request, &call->answer, &call->error);
+    if (call->status != STATUS_OK) {
+        call->has_ended = true;
+        free(transfer);
+        call->transfer = NULL;
+        return;
+    }
+    if (!calls->multi)
+        set_multi(calls, curl_multi_init());
+    if (!calls->multi)
         abort(); /* as every allocation of ours */
-    many.transfers = memory_zalloc(count * sizeof *many.transfers);
-    size_t end = count; /* none from here on begins */
-    while (!atomic_load(&is_stopping) && (begun < end || many.running > 0)) {
-        if (begun >= parallel && end == count && clock_mono_ns() >= begin_until_ns)
-            end = begun;
-        for (; begun < end && many.running < parallel; begun++) {
-            struct fetch_transfer *transfer = &many.transfers[begun];
-            statuses[begun] = transfer_begin(transfer, &requests[begun], &answers[begun], &errors[begun]);
-            if (statuses[begun] != STATUS_OK)
-                continue;
-            many.running++;
-            curl_easy_setopt(transfer->curl, CURLOPT_PRIVATE, transfer);
-            if (curl_multi_add_handle(many.multi, transfer->curl) != CURLM_OK)
-                many_end(&many, transfer, CURLE_OUT_OF_MEMORY);
-        }
-        /* Moves what can be moved, takes away what has ended, and waits for more to move. */
-        CURLMcode code = curl_multi_perform(many.multi, &running);
-        while ((message = curl_multi_info_read(many.multi, &left)) != NULL) {
-            char *transfer = NULL;
-            CURLcode result = message->data.result; /* the message ends with its handle */
-            curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &transfer);
-            many_end(&many, (struct fetch_transfer *)(void *)transfer, result);
-        }
-        if (code == CURLM_OK && many.running > 0)
-            code = curl_multi_poll(many.multi, NULL, 0, STOP_CHECK_MS, NULL);
-        if (code != CURLM_OK)
-            many_end_all(&many, begun, CURLE_OUT_OF_MEMORY);
+    transfer->next = calls->first;
+    calls->first = call;
+    calls->running++;
+    curl_easy_setopt(transfer->curl, CURLOPT_PRIVATE, call);
+    if (curl_multi_add_handle(calls->multi, transfer->curl) != CURLM_OK)
+        end_call(calls, call, CURLE_OUT_OF_MEMORY);
+}
+
+/* Takes away what has ended; false: nothing has. */
+static bool take_ended(struct fetch_calls *calls)
+{
+    CURLMsg *message;
+    bool is_any = false;
+    int left = 0;
+
+    while ((message = curl_multi_info_read(calls->multi, &left)) != NULL) {
+        char *call = NULL;
+        CURLcode result = message->data.result; /* the message ends with its handle */
+        curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &call);
+        end_call(calls, (struct fetch_call *)(void *)call, result);
+        is_any = true;
     }
-    many_end_all(&many, begun, CURLE_ABORTED_BY_CALLBACK);
-    for (; begun < count; begun++) {
-        answers[begun] = (struct fetch_answer){0};
-        statuses[begun] = error_set(&errors[begun], STATUS_CANCELLED, "not begun");
+    return is_any;
+}
+
+size_t fetch_calls_run(struct fetch_calls *calls, int64_t wait_ms)
+{
+    int running = 0;
+
+    if (!calls->multi)
+        return 0;
+    CURLMcode code = curl_multi_perform(calls->multi, &running);
+    if (!take_ended(calls) && code == CURLM_OK && calls->running > 0 && !atomic_load(&is_stopping)) {
+        code = curl_multi_poll(calls->multi, NULL, 0, (int)wait_ms, NULL);
+        if (code == CURLM_OK)
+            code = curl_multi_perform(calls->multi, &running);
+        take_ended(calls);
     }
-    curl_multi_cleanup(many.multi);
-    free(many.transfers);
+    if (code != CURLM_OK)
+        end_all(calls, CURLE_OUT_OF_MEMORY);
+    if (atomic_load(&is_stopping))
+        end_all(calls, CURLE_ABORTED_BY_CALLBACK);
+    if (calls->running == 0)
+        set_multi(calls, NULL);
+    return calls->running;
+}
+
+void fetch_calls_wake(struct fetch_calls *calls)
+{
+    pthread_mutex_lock(&calls->lock);
+    if (calls->multi)
+        curl_multi_wakeup(calls->multi);
+    pthread_mutex_unlock(&calls->lock);
+}
+
+void fetch_calls_cancel(struct fetch_calls *calls)
+{
+    end_all(calls, CURLE_ABORTED_BY_CALLBACK);
+    set_multi(calls, NULL);
+}
+
+void fetch_calls_close(struct fetch_calls *calls)
+{
+    if (!calls)
+        return;
+    fetch_calls_cancel(calls);
+    pthread_mutex_destroy(&calls->lock);
+    free(calls);
 }

@@ -47,12 +47,26 @@ void fetch_session_close(struct fetch_session *session); /* NULL is fine */
 enum status fetch_run(const struct fetch_request *request, struct fetch_answer *answer,
                       struct error *error) MUST_CHECK;
 
-/* Many at once from one thread: each with its own deadlines, which count from when its turn comes, at most `parallel` under
- * way, in no order; connections are shared. None begins after `begin_until_ns`, the first `parallel` excepted: the others are
- * CANCELLED. statuses[i] and errors[i] are each one's own; returns when all have ended.
- * Sessions belong to requests that go alone: none may be given. */
-void fetch_run_many(const struct fetch_request *requests, size_t count, size_t parallel,
-                    int64_t begin_until_ns, struct fetch_answer *answers, enum status *statuses,
-                    struct error *errors);
+/* ---- several at once, from one thread at a time ---- */
+struct fetch_calls; /* the calls under way; they share connections, which are closed when none is */
+
+struct fetch_call {               /* the caller's; it stays where it is from begin until it has ended */
+    struct fetch_request request; /* without a session */
+    struct fetch_answer answer;
+    enum status status;
+    struct error error;
+    bool has_ended;
+    struct fetch_transfer *transfer; /* fetch's */
+};
+
+struct fetch_calls *fetch_calls_open(void);
+void fetch_calls_begin(struct fetch_calls *calls, struct fetch_call *call);
+/* Moves the calls on; if none has ended, waits at most this long for one to move. Returns how many are under way: call it as
+ * long as there are any. */
+size_t fetch_calls_run(struct fetch_calls *calls, int64_t wait_ms);
+void fetch_calls_wake(
+    struct fetch_calls *calls); /* any thread: fetch_calls_run() returns, the next one if none waits */
+void fetch_calls_cancel(struct fetch_calls *calls); /* all under way: CANCELLED */
+void fetch_calls_close(struct fetch_calls *calls);  /* cancels first; NULL is fine */
 
 #endif

@@ -123,6 +123,20 @@ def test_n3_a_slow_one_holds_up_no_other(server, db, receiver):
     eventually(lambda: statuses(db, "quick") == ["SENT"] * 40 and statuses(db, "slow") == ["SENT"] * 3)
 
 
+def test_n3_a_call_that_outlives_its_batch_is_retried_and_fails_as_others_do(serve, refdata_db, receiver):  # noqa: F811
+    """It lasts longer than the second after which a batch goes on without it."""
+    receiver.release.clear()
+    receiver.behave = of_user("u_hangs", lambda call: "hang")
+    serve(refdata_db, webhook(receiver, webhook={"timeout": "1500ms"}, **{"max-attempt": 2}), args=ROLE)
+    publish(refdata_db, event(user="u_hangs"), event(user="u_quick", sku="item2"))
+    eventually(lambda: dead_deliveries(refdata_db, "u_hangs"))
+    found = refdata_db.query("select status, attempt_count, claim_count, last_error, lease_until, claim_id"
+                             " from notification.notifications where user_id = 'u_hangs'")
+    assert found == [("FAILED", 2, 2, "no answer in time", None, None)]
+    eventually(lambda: refdata_db.value("select status from notification.notifications where user_id = 'u_quick'") == "SENT")
+    assert len(receiver.of("u_quick")) == 1
+
+
 def test_n3_a_receiver_that_is_down_gets_everything_when_it_is_back(serve, refdata_db):  # noqa: F811
     port = free_port()
     serve(refdata_db, webhook(f"http://127.0.0.1:{port}/hook", **{"max-attempt": 1000}), args=ROLE)

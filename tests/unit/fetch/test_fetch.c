@@ -260,15 +260,21 @@ static void dots_in_a_path_are_sent_as_they_are(void **state)
 #define MANY 40
 
 struct many {
-    struct fetch_request requests[MANY];
-    struct fetch_answer answers[MANY];
-    enum status statuses[MANY];
-    struct error errors[MANY];
+    struct fetch_call calls[MANY];
 };
 
+/* At most `parallel` under way. */
 static void run_many(struct many *many, size_t count, size_t parallel)
 {
-    fetch_run_many(many->requests, count, parallel, CLOCK_NEVER, many->answers, many->statuses, many->errors);
+    struct fetch_calls *calls = fetch_calls_open();
+    size_t begun = 0, running = 0;
+
+    while (begun < count || running > 0) {
+        for (; begun < count && running < parallel; begun++)
+            fetch_calls_begin(calls, &many->calls[begun]), running += !many->calls[begun].has_ended;
+        running = fetch_calls_run(calls, 1000);
+    }
+    fetch_calls_close(calls);
 }
 
 static void many_are_run_and_each_has_its_own_outcome(void **state)
@@ -279,38 +285,23 @@ static void many_are_run_and_each_has_its_own_outcome(void **state)
 
     tiny_server_say(server, 201, "", STR("made"));
     for (size_t i = 0; i < MANY; i++) {
-        many.requests[i] = request_to(tiny_server_url(server));
-        many.requests[i].method = "POST";
-        many.requests[i].body = STR("{}");
+        many.calls[i].request = request_to(tiny_server_url(server));
+        many.calls[i].request.method = "POST";
+        many.calls[i].request.body = STR("{}");
     }
-    many.requests[3].url = STR("");
-    many.requests[5].url = STR("http://127.0.0.1:1/");
-    many.requests[7].answer_bytes_max = 2;
+    many.calls[3].request.url = STR("");
+    many.calls[5].request.url = STR("http://127.0.0.1:1/");
+    many.calls[7].request.answer_bytes_max = 2;
     run_many(&many, MANY, 8);
     for (size_t i = 0; i < MANY; i++) {
         bool fails = i == 3 || i == 5 || i == 7;
-        assert_int_equal(many.statuses[i], fails ? STATUS_IO : STATUS_OK);
-        assert_int_equal(many.errors[i].message[0] != '\0', fails);
-        assert_int_equal(many.answers[i].status, i == 3 || i == 5 ? 0 : 201);
-        assert_true(fails || str_eq(buf_str(&many.answers[i].body), STR("made")));
-        buf_deinit(&many.answers[i].body);
+        assert_int_equal(many.calls[i].status, fails ? STATUS_IO : STATUS_OK);
+        assert_int_equal(many.calls[i].error.message[0] != '\0', fails);
+        assert_int_equal(many.calls[i].answer.status, i == 3 || i == 5 ? 0 : 201);
+        assert_true(fails || str_eq(buf_str(&many.calls[i].answer.body), STR("made")));
+        buf_deinit(&many.calls[i].answer.body);
     }
     assert_int_equal(tiny_server_count(server), before + MANY - 2);
-}
-
-static void none_begins_when_the_time_to_begin_is_over(void **state)
-{
-    (void)state;
-    struct many many = {0};
-
-    tiny_server_say(server, 200, "", STR("made"));
-    for (size_t i = 0; i < MANY; i++)
-        many.requests[i] = request_to(tiny_server_url(server));
-    fetch_run_many(many.requests, MANY, 8, 0, many.answers, many.statuses, many.errors);
-    for (size_t i = 0; i < MANY; i++) {
-        assert_int_equal(many.statuses[i], i < 8 ? STATUS_OK : STATUS_CANCELLED);
-        buf_deinit(&many.answers[i].body);
-    }
 }
 
 static void none_at_once_is_nothing(void **state)
@@ -330,13 +321,68 @@ static void many_that_get_no_answer_are_given_up_together(void **state)
 
     tiny_server_stall(server, true);
     for (size_t i = 0; i < 10; i++) {
-        many.requests[i] = request_to(tiny_server_url(server));
-        many.requests[i].timeout_ms = 300;
+        many.calls[i].request = request_to(tiny_server_url(server));
+        many.calls[i].request.timeout_ms = 300;
     }
     run_many(&many, 10, 10);
     for (size_t i = 0; i < 10; i++)
-        assert_int_equal(many.statuses[i], STATUS_TIMEOUT);
+        assert_int_equal(many.calls[i].status, STATUS_TIMEOUT);
     assert_true(clock_mono_ns() - begun_ns < 2900 * CLOCK_NS_PER_MS);
+    tiny_server_stall(server, false);
+}
+
+static void calls_that_are_cancelled_have_ended(void **state)
+{
+    (void)state;
+    struct fetch_calls *calls = fetch_calls_open();
+    struct many many = {0};
+
+    tiny_server_stall(server, true);
+    for (size_t i = 0; i < 3; i++) {
+        many.calls[i].request = request_to(tiny_server_url(server));
+        fetch_calls_begin(calls, &many.calls[i]);
+    }
+    assert_int_equal(fetch_calls_run(calls, 0), 3);
+    fetch_calls_cancel(calls);
+    for (size_t i = 0; i < 3; i++)
+        assert_true(many.calls[i].has_ended && many.calls[i].status == STATUS_CANCELLED);
+    assert_int_equal(fetch_calls_run(calls, 0), 0);
+    tiny_server_stall(server, false);
+    tiny_server_say(server, 200, "", STR("ok"));
+    fetch_calls_begin(calls, &many.calls[0]); /* further ones can begin */
+    while (fetch_calls_run(calls, 1000) > 0)
+        ;
+    assert_int_equal(many.calls[0].status, STATUS_OK);
+    buf_deinit(&many.calls[0].answer.body);
+    fetch_calls_close(calls);
+}
+
+static void *wake_calls(void *arg)
+{
+    fetch_calls_wake(arg);
+    return NULL;
+}
+
+/* The wait would last as long as the test's own time limit. */
+static void a_wake_ends_the_wait(void **state)
+{
+    (void)state;
+    struct fetch_calls *calls = fetch_calls_open();
+    struct fetch_call call = {.request = request_to(tiny_server_url(server))};
+    unsigned before = tiny_server_count(server);
+    pthread_t thread;
+
+    tiny_server_stall(server, true);
+    call.request.timeout_ms = call.request.connect_timeout_ms = 3600000;
+    fetch_calls_begin(calls, &call);
+    while (fetch_calls_run(calls, 10) && tiny_server_count(server) == before)
+        ;
+    fetch_calls_run(calls, 10); /* nothing moves any more */
+    assert_int_equal(pthread_create(&thread, NULL, wake_calls, calls), 0);
+    assert_int_equal(fetch_calls_run(calls, 3600000), 1);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    fetch_calls_close(calls);
+    assert_int_equal(call.status, STATUS_CANCELLED);
     tiny_server_stall(server, false);
 }
 
@@ -345,8 +391,8 @@ static void *fetch_many_for_long(void *arg)
     struct many *many = arg;
 
     for (size_t i = 0; i < MANY; i++) {
-        many->requests[i] = request_to(tiny_server_url(server));
-        many->requests[i].timeout_ms = many->requests[i].connect_timeout_ms = 600000;
+        many->calls[i].request = request_to(tiny_server_url(server));
+        many->calls[i].request.timeout_ms = many->calls[i].request.connect_timeout_ms = 600000;
     }
     run_many(many, MANY, 4);
     return NULL;
@@ -384,7 +430,7 @@ static void a_stop_ends_what_is_under_way(void **state)
     tiny_server_stall(server, false);
     assert_int_equal(status, STATUS_CANCELLED);
     for (size_t i = 0; i < MANY; i++) /* under way, or not begun */
-        assert_int_equal(many.statuses[i], STATUS_CANCELLED);
+        assert_int_equal(many.calls[i].status, STATUS_CANCELLED);
 }
 
 int main(void)
@@ -404,7 +450,8 @@ int main(void)
         cmocka_unit_test(a_stream_cut_short_is_an_error),
         cmocka_unit_test(dots_in_a_path_are_sent_as_they_are),
         cmocka_unit_test(many_are_run_and_each_has_its_own_outcome),
-        cmocka_unit_test(none_begins_when_the_time_to_begin_is_over),
+        cmocka_unit_test(calls_that_are_cancelled_have_ended),
+        cmocka_unit_test(a_wake_ends_the_wait),
         cmocka_unit_test(none_at_once_is_nothing),
         cmocka_unit_test(many_that_get_no_answer_are_given_up_together),
         cmocka_unit_test(a_stop_ends_what_is_under_way),
