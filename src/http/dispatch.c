@@ -295,7 +295,7 @@ static bool go_on(struct http_connection *connection)
 static void answer_without_route(struct http_exchange *exchange, unsigned allowed)
 {
     struct http_request *request = &exchange->request;
-    struct buf allow = {0};
+    struct buf methods = {0}, lines = {0};
 
     exchange->entry = exchange->home->server->unmatched;
     request->route = http_router_nearest(exchange->home->server->config.router, request->path);
@@ -307,15 +307,18 @@ static void answer_without_route(struct http_exchange *exchange, unsigned allowe
     }
     for (unsigned method = 0; method < HTTP_METHODS; method++)
         if (allowed & 1u << method)
-            buf_printf(&allow, "%s%s",
-                       buf_len(&allow) > 0 ? ", " : "Allow: ", http_method_name((enum http_method)method));
-    buf_put_str(&allow, STR("\r\n"));
-    if (request->method == HTTP_OPTIONS)
-        http_send(request, &(struct http_response){.status = 204, .headers = buf_str(&allow)});
-    else
-        http_send_error_with(request, &(struct error){.status = STATUS_METHOD_NOT_ALLOWED}, buf_str(&allow),
+            buf_printf(&methods, "%s%s", buf_len(&methods) > 0 ? ", " : "",
+                       http_method_name((enum http_method)method));
+    buf_printf(&lines, "Allow: %.*s\r\n", STR_ARG(buf_str(&methods)));
+    if (request->method == HTTP_OPTIONS) {
+        http_cors_put_preflight(exchange, buf_str(&methods), &lines);
+        http_send(request, &(struct http_response){.status = 204, .headers = buf_str(&lines)});
+    } else {
+        http_send_error_with(request, &(struct error){.status = STATUS_METHOD_NOT_ALLOWED}, buf_str(&lines),
                              STR_NONE);
-    buf_deinit(&allow);
+    }
+    buf_deinit(&methods);
+    buf_deinit(&lines);
 }
 
 static void find_route(struct http_exchange *exchange)

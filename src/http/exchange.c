@@ -464,6 +464,8 @@ void http_work_set_deadline(struct http_exchange *exchange)
 void http_work_submit(struct http_exchange *exchange)
 {
     struct http_server *server = exchange->home->server;
+    const struct http_route *route = exchange->request.route;
+    struct worker_pool *pool = route->pool ? route->pool(exchange->request.context) : server->config.workers;
 
     exchange->is_late = true;
     exchange->job =
@@ -471,14 +473,14 @@ void http_work_submit(struct http_exchange *exchange)
     if (server->config.share_of)
         exchange->job.share = server->config.share_of(&exchange->request);
     http_work_set_deadline(exchange);
-    exchange->handler = exchange->request.route->handler;
+    exchange->handler = route->handler;
     exchange->next_pool = NULL;
     if (http_exchange_hold(exchange) && http_budget_hold_waiting(exchange) &&
         loop_park(exchange->home->loop, exchange, exchange->deadline_ns, on_deadline, &exchange->park)) {
         http_exchange_move(exchange, HTTP_ON_WORKER);
         exchange->connection->refs++;
         atomic_fetch_add(&server->refs, 1);
-        if (server->config.workers && worker_pool_submit(server->config.workers, &exchange->job))
+        if (pool && worker_pool_submit(pool, &exchange->job))
             return;
         http_exchange_move(exchange, HTTP_RUNNING);
         exchange->connection->refs--;

@@ -18,6 +18,7 @@
 #include "base/arena.h"
 #include "base/buf.h"
 #include "base/metrics.h"
+#include "base/setting.h"
 #include "base/status.h"
 #include "base/str.h"
 #include "base/trace.h"
@@ -84,6 +85,8 @@ struct http_route {
      * worker thread waits, and leaves the result in handler_data. Its context is request->context. The deadline counts
      * from here: a longer parking ends at it, and a worker has the rest. */
     http_step_fn *prepare;
+    /* Of an HTTP_WORKER row: the threads that its handler runs on, by request->context; NULL = the server's. */
+    struct worker_pool *(*pool)(void *context);
 };
 
 #define HTTP_PARAMS_MAX 8
@@ -129,14 +132,19 @@ size_t http_request_header_count(const struct http_request *request, struct str 
 enum status http_request_param(const struct http_request *request, const char *name, struct str *value,
                                struct error *error) MUST_CHECK;
 /* The query parameter `name`, decoded ('+' is a space); *found: it is there. The same name twice
- * is BAD_REQUEST. `raw` variants keep the escapes, for lists whose commas may be encoded. */
+ * is BAD_REQUEST. */
 enum status http_request_query(const struct http_request *request, struct str name, bool *found,
                                struct str *value, struct error *error) MUST_CHECK;
 /* A number of that range; *value stays as it is where the parameter is missing. */
 enum status http_request_query_i64(const struct http_request *request, const char *name, int64_t min,
                                    int64_t max, int64_t *value, struct error *error) MUST_CHECK;
-enum status http_request_query_raw(const struct http_request *request, struct str name, bool *found,
-                                   struct str *value, struct error *error) MUST_CHECK;
+/* The elements of the list `name`, one per call, until false: `name=a,b` and `name=a&name=b` are the same list. `raw` is not decoded,
+ * since a comma inside an element is %2C. A list begins as {request->query, STR_NONE}. */
+struct http_query_list {
+    struct str query, value; /* what is left of the query, and of the current value */
+};
+bool http_request_query_next(const struct http_request *request, struct str name,
+                             struct http_query_list *list, struct str *raw);
 /* Decodes %xx (and '+' when plus_is_space) of `raw` into the arena; same failures as http_request_param(). */
 enum status http_percent_decode(struct str raw, bool plus_is_space, struct arena *arena, const char *field,
                                 struct str *out, struct error *error) MUST_CHECK;
@@ -274,9 +282,24 @@ enum status http_tls_load(const struct http_tls_settings *settings, struct http_
 void http_tls_unref(struct http_tls *tls);
 struct http_tls_certificate http_tls_certificate(const struct http_tls *tls);
 
+/* ---- CORS: for scripts of other origins. Immutable, counted references, any thread ---- */
+struct http_cors_settings {
+    struct setting_strings origins; /* "https://app.example.com"; or "*" alone; none = no CORS */
+    struct setting_strings expose_headers;
+    bool allows_credentials;
+    int64_t max_age_s; /* of a preflight's answer */
+};
+struct http_cors;
+/* CONFIG with the field (allowedOrigins, allowCredentials, exposeHeaders) that is wrong. */
+enum status http_cors_check(const struct http_cors_settings *settings, struct error *error) MUST_CHECK;
+struct http_cors *http_cors_create(const struct http_cors_settings *settings); /* NULL = no CORS */
+struct http_cors *http_cors_ref(struct http_cors *cors);                       /* NULL is fine */
+void http_cors_unref(struct http_cors *cors);                                  /* the same */
+
 struct http_server_config {
     struct loop_group *group;
     struct http_tls *tls;        /* borrowed; NULL = connections are plain */
+    struct http_cors *cors;      /* borrowed; NULL = none */
     struct worker_pool *workers; /* for HTTP_WORKER rows; may be NULL when there are none */
     const struct http_router *router;
     struct http_limits limits;
@@ -305,9 +328,11 @@ enum status http_address_check(struct str address, struct error *error) MUST_CHE
  * loop. May be called for several addresses. */
 enum status http_server_listen(struct http_server *server, struct str address,
                                struct error *error) MUST_CHECK;
-unsigned http_server_port(const struct http_server *server); /* of the first address */
+unsigned http_server_port(const struct http_server *server);        /* of the first address */
+unsigned http_server_connections(const struct http_server *server); /* that are open; any thread */
 /* New connections use it, if the server was created with TLS; those that are open keep theirs. `tls` is borrowed. */
 void http_server_use_tls(struct http_server *server, struct http_tls *tls);
+void http_server_use_cors(struct http_server *server, struct http_cors *cors); /* the same; NULL = none */
 /* Before a drain, any thread: from now on answers close their connections. Everything else goes on. */
 void http_server_leave(struct http_server *server);
 /* Graceful stop: no new connections, idle ones closed, requests in flight answered with `Connection: close`, streams ended;

@@ -258,6 +258,7 @@ struct http_home {
     size_t head_bytes;    /* of its exchanges */
     int64_t next_cuts_ns; /* not before: connections with slow heads are looked for */
     SLIST_HEAD(, http_listener) listeners;
+    struct http_cors *cors; /* NULL = none */
     bool leaving;           /* answers close their connections: drain.c */
     bool draining, drained; /* nothing new begins; nothing is left */
     struct loop_timer drain_timer;
@@ -441,11 +442,16 @@ HTTP_COLD void http_observe_begin(struct http_exchange *exchange);
 HTTP_COLD void http_observe_end(struct http_exchange *exchange, int status); /* 0 = the client has gone */
 HTTP_COLD void http_observe_enter(
     const struct http_exchange *exchange); /* log lines have its ids, until log_leave() */
-HTTP_COLD void http_observe_put_id(const struct http_request *request,
-                                   struct buf *out); /* into the head that was just put */
+/* The request's id, and those of CORS, into the head that was just put. */
+HTTP_COLD void http_observe_put_lines(const struct http_exchange *exchange, struct buf *out);
 /* The line of a 500. A request without an id gets one, in the line and in the answer's headers. */
 HTTP_COLD void http_observe_failure(const struct http_request *request, const struct error *error,
                                     struct buf *headers);
+
+/* cors.c, of a server that has it */
+void http_cors_put_lines(const struct http_exchange *exchange, struct buf *out);
+/* Of OPTIONS, for a path that takes these methods; nothing where it is not a preflight, or not of an allowed origin. */
+void http_cors_put_preflight(const struct http_exchange *exchange, struct str methods, struct buf *out);
 
 /* request.c */
 uint64_t http_peer_hash(const struct sockaddr_in6 *peer);

@@ -31,12 +31,19 @@ void http_observe_read(struct http_exchange *exchange)
     }
 }
 
-void http_observe_put_id(const struct http_request *request, struct buf *out)
+void http_observe_put_lines(const struct http_exchange *exchange, struct buf *out)
 {
+    struct str request_id = exchange->request.request_id;
+
     out->end -= 2; /* the empty line */
-    buf_put_str(out, STR("X-Request-Id: "));
-    buf_put_str(out, request->request_id);
-    buf_put_str(out, STR("\r\n\r\n"));
+    if (request_id.len > 0) {
+        buf_put_str(out, STR("X-Request-Id: "));
+        buf_put_str(out, request_id);
+        buf_put_str(out, STR("\r\n"));
+    }
+    if (exchange->home->cors)
+        http_cors_put_lines(exchange, out);
+    buf_put_str(out, STR("\r\n"));
 }
 
 /* ---- the span and the line ---- */

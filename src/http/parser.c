@@ -143,8 +143,9 @@ enum http_field http_field_of(struct str name)
     switch (name.len) {
     case 4: return FIELD_IF("host", HTTP_FIELD_HOST);
     case 6:
-        return (name.ptr[0] | 0x20) == 'a' ? FIELD_IF("accept", HTTP_FIELD_ACCEPT)
-                                           : FIELD_IF("expect", HTTP_FIELD_EXPECT);
+        return (name.ptr[0] | 0x20) == 'a'   ? FIELD_IF("accept", HTTP_FIELD_ACCEPT)
+               : (name.ptr[0] | 0x20) == 'e' ? FIELD_IF("expect", HTTP_FIELD_EXPECT)
+                                             : FIELD_IF("origin", HTTP_FIELD_ORIGIN);
     case 10: return FIELD_IF("connection", HTTP_FIELD_CONNECTION);
     case 11: return FIELD_IF("traceparent", HTTP_FIELD_TRACEPARENT);
     case 12:

@@ -120,8 +120,8 @@ static enum status refuse_query(struct error *error, struct str name, const char
     return error_set_field(error, STATUS_BAD_REQUEST, field, "%s: %s", field, message);
 }
 
-enum status http_request_query_raw(const struct http_request *request, struct str name, bool *found,
-                                   struct str *value, struct error *error)
+static enum status query_raw(const struct http_request *request, struct str name, bool *found,
+                             struct str *value, struct error *error)
 {
     struct str rest = request->query, pair, pair_name, pair_value;
 
@@ -143,12 +143,27 @@ enum status http_request_query(const struct http_request *request, struct str na
                                struct str *value, struct error *error)
 {
     char field[FIELD_BYTES];
-    enum status status = http_request_query_raw(request, name, found, value, error);
+    enum status status = query_raw(request, name, found, value, error);
 
     if (status != STATUS_OK || !*found)
         return status;
     str_copy(field, sizeof field, name);
     return http_percent_decode(*value, true, request->arena, field, value, error);
+}
+
+bool http_request_query_next(const struct http_request *request, struct str name,
+                             struct http_query_list *list, struct str *raw)
+{
+    struct str pair, pair_name;
+
+    while (!str_split(&list->value, ',', raw)) {
+        if (!str_split(&list->query, '&', &pair))
+            return false;
+        split_pair(pair, &pair_name, &list->value);
+        if (!name_is(request, pair_name, name))
+            list->value = STR_NONE;
+    }
+    return true;
 }
 
 enum status http_request_query_i64(const struct http_request *request, const char *name, int64_t min,

@@ -125,6 +125,12 @@ static void put_head(struct buf *out, struct http_home *home, const struct http_
     buf_commit(out, (size_t)(at - begin));
 }
 
+/* Few have: one test for all of them. */
+static inline bool has_more_lines(const struct http_exchange *exchange)
+{
+    return (exchange->request.request_id.len | (uintptr_t)exchange->home->cors) != 0;
+}
+
 /* ---- errors ---- */
 
 /* May a client read the details? Not of a 5xx, except 501, which is about what the client sent. */
@@ -171,8 +177,8 @@ void http_connection_refuse(struct http_connection *connection, const struct err
         response.headers = STR("Retry-After: 1\r\n");
     put_error(&body, route, error, STR_NONE);
     put_head(connection->out, connection->home, &response, (int64_t)buf_len(&body), false, close_line);
-    if (route && exchange->request.request_id.len > 0)
-        http_observe_put_id(&exchange->request, connection->out);
+    if (route && has_more_lines(exchange))
+        http_observe_put_lines(exchange, connection->out);
     if (route)
         exchange->answer_bytes = (int64_t)buf_len(&body);
     buf_put_str(connection->out, buf_str(&body));
@@ -209,8 +215,8 @@ void http_answer_put_head(struct http_exchange *exchange, const struct http_resp
                                                             : STR_NONE;
     exchange->answer_bytes = length;
     put_head(exchange->connection->out, exchange->home, response, length, exchange->is_chunked, line);
-    if (exchange->request.request_id.len > 0)
-        http_observe_put_id(&exchange->request, exchange->connection->out);
+    if (has_more_lines(exchange))
+        http_observe_put_lines(exchange, exchange->connection->out);
 }
 
 void http_answer_finish(struct http_exchange *exchange, int status, enum http_progress progress)

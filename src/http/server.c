@@ -71,6 +71,7 @@ enum status http_server_create(const struct http_server_config *config, struct h
     for (unsigned i = 0; i < made->home_count; i++) {
         made->homes[i] = (struct http_home){.server = made, .loop = loop_group_loop(config->group, i)};
         made->homes[i].tls = config->tls ? http_tls_ref(config->tls) : NULL;
+        made->homes[i].cors = http_cors_ref(config->cors);
         TAILQ_INIT(&made->homes[i].unsent);
         http_turns_init(&made->homes[i]);
     }
@@ -78,6 +79,11 @@ enum status http_server_create(const struct http_server_config *config, struct h
     budget_set_bound(BUDGET_UNSENT, limits->unsent_bytes_max);
     *server = made;
     return STATUS_OK;
+}
+
+unsigned http_server_connections(const struct http_server *server)
+{
+    return atomic_load_explicit(&server->connection_count, memory_order_relaxed);
 }
 
 unsigned http_server_port(const struct http_server *server)
@@ -318,6 +324,7 @@ void http_server_unref(struct http_server *server)
         buf_deinit(&home->out);
         http_turns_deinit(home);
         http_tls_unref(home->tls);
+        http_cors_unref(home->cors);
     }
     free(server->homes);
     free(server->unmatched);

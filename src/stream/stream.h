@@ -25,6 +25,24 @@
 #include "http/http.h"
 #include "loop/group.h"
 
+/* ---- formats: a stream is JSON objects, each a line or a server-sent event. format.c; any thread ---- */
+enum stream_format { STREAM_NDJSON, STREAM_SSE, STREAM_FORMATS };
+enum stream_format stream_format_of(
+    const struct http_request *request);                         /* that Accept prefers; else NDJSON */
+const struct str *stream_format_name(enum stream_format format); /* for labels of metrics; lives for ever */
+struct str stream_format_type(enum stream_format format);        /* Content-Type */
+/* Neither a browser nor a proxy keeps lines. */
+#define STREAM_HEADERS "Cache-Control: no-store\r\nX-Accel-Buffering: no\r\n"
+/* One object, without line breaks. `position`: a client that has it may continue after this position, and a browser sends it in
+ * Last-Event-ID when it reconnects; -1 = not from here. */
+void stream_line_put(struct buf *out, enum stream_format format, int64_t position, struct str object);
+void stream_line_begin(struct buf *out, enum stream_format format, int64_t position); /* before the object */
+void stream_line_end(struct buf *out, enum stream_format format);
+/* The position that the client has: `after`, or Last-Event-ID, which wins, since a browser that reconnects repeats its URL. *after stays
+ * as it is where there is neither. BAD_REQUEST names the field; `noun`: what a position is called. */
+enum status stream_after_read(const struct http_request *request, const char *noun, int64_t *after,
+                              struct error *error) MUST_CHECK;
+
 /* ---- segments: immutable, counted; any thread ---- */
 struct stream_segment;
 
@@ -32,7 +50,7 @@ struct stream_step {    /* what a segment covers */
     int64_t from, to;   /* positions; equal where it only puts something right */
     bool can_be_joined; /* is valid for a subscriber between `from` and `to` too */
     unsigned lines;     /* for the metrics */
-    struct str bytes;   /* whole lines; copied */
+    struct str bytes;   /* whole lines, in the topic's format; copied */
 };
 struct stream_segment *stream_segment_create(const struct stream_step *step);
 void stream_segment_ref(struct stream_segment *segment);
@@ -52,7 +70,8 @@ struct stream_config {
     struct loop_group *loops;
     struct loop *owner;
     struct stream_limits limits;
-    /* Lines with a subscriber's position as %lld: at its beginning when there is nothing to catch up with; when it has been quiet;
+    enum stream_format format;
+    /* Objects with a subscriber's position as %lld: at its beginning when there is nothing to catch up with; when it has been quiet;
      * when it is cut off, or the process stops, having everything up to that position (NULL = no such line). */
     const char *greeting, *heartbeat, *cut_off, *stopping;
     bool greets_all; /* every subscriber gets the greeting, once it has caught up */
@@ -74,6 +93,7 @@ int64_t stream_topic_position(const struct stream_topic *topic); /* the newest *
 void stream_topic_publish(struct stream_topic *topic, struct stream_segment *segment);
 bool stream_topic_reaches(const struct stream_topic *topic, int64_t after); /* is everything after it kept? */
 size_t stream_topic_count(const struct stream_topic *topic);                /* of subscribers */
+size_t stream_topic_bytes(const struct stream_topic *topic);                /* that are kept */
 /* Subscribers get what was published, then their streams end. The topic is no longer the caller's. */
 void stream_topic_close(struct stream_topic *topic);
 

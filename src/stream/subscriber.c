@@ -17,6 +17,15 @@ static bool is_before_cut(const struct stream_subscriber *subscriber, const stru
     return subscriber->at && subscriber->at->sequence < local->cut_sequence;
 }
 
+/* One of the topic's own lines. */
+static void put_own_line(const struct stream_topic *topic, struct buf *out, const char *text,
+                         int64_t position)
+{
+    stream_line_begin(out, topic->config.format, text == topic->config.heartbeat ? -1 : position);
+    buf_printf(out, text, (long long)position);
+    stream_line_end(out, topic->config.format);
+}
+
 /* The line that is being sent is finished from a copy, so that the topic keeps nothing more for this subscriber. The last line has the
  * position to continue from. A client that reads nothing never receives it; the server's write timeout ends that stream. False: the
  * topic has no such line, or there is no memory for it. */
@@ -32,7 +41,7 @@ static bool cut_off(struct stream_subscriber *subscriber)
     const struct stream_segment *current = subscriber->opening ? subscriber->opening : subscriber->at;
     struct buf rest = {0};
     buf_put(&rest, current->bytes + subscriber->offset, current->len - subscriber->offset);
-    buf_printf(&rest, subscriber->topic->config.cut_off, (long long)subscriber->at->to);
+    put_own_line(subscriber->topic, &rest, subscriber->topic->config.cut_off, subscriber->at->to);
     struct stream_segment *last =
         stream_segment_create(&(struct stream_step){.lines = current->lines, .bytes = buf_str(&rest)});
     buf_deinit(&rest);
@@ -166,15 +175,15 @@ static enum http_source_state wait_for_more(struct stream_subscriber *subscriber
     bool asks = !at && !subscriber->is_asking;
     if (asks)
         subscriber->position = subscriber->after;
-    long long position = at ? at->to : subscriber->position;
+    int64_t position = at ? at->to : subscriber->position;
     if (local->is_closed || subscriber->is_ending)
         return HTTP_SOURCE_END;
     if (subscriber->is_refused)
         return HTTP_SOURCE_FAIL;
     if (at && subscriber->greets && (config->greets_all || !has_given))
-        buf_printf(out, config->greeting, position);
+        put_own_line(subscriber->topic, out, config->greeting, position);
     else if (subscriber->beats != local->beats && !has_given)
-        buf_printf(out, config->heartbeat, position);
+        put_own_line(subscriber->topic, out, config->heartbeat, position);
     subscriber->greets = subscriber->greets && !at;
     subscriber->beats = local->beats;
     if (asks) {
@@ -224,7 +233,8 @@ static void put_last(void *context, struct buf *out)
     const struct stream_subscriber *subscriber = context;
     const char *line = subscriber->topic->config.stopping;
     if (line && !subscriber->is_ending)
-        buf_printf(out, line, (long long)(subscriber->at ? subscriber->at->to : subscriber->position));
+        put_own_line(subscriber->topic, out, line,
+                     subscriber->at ? subscriber->at->to : subscriber->position);
 }
 
 /* ---- coming and going ---- */

@@ -88,6 +88,11 @@ int64_t stream_topic_position(const struct stream_topic *topic)
     return topic->newest->to;
 }
 
+size_t stream_topic_bytes(const struct stream_topic *topic)
+{
+    return topic->kept_bytes;
+}
+
 size_t stream_topic_count(const struct stream_topic *topic)
 {
     return topic->subscriber_count;

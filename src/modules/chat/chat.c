@@ -257,6 +257,11 @@ static void chat_destroy(void *state)
     free(chat);
 }
 
+static void chat_report(void *state, struct buf *out)
+{
+    chat_rooms_report(((const struct chat *)state)->rooms, out);
+}
+
 const struct module chat_module = {
     .name = "chat",
     .roles = (const char *const[]){"chat", NULL},
@@ -276,4 +281,5 @@ const struct module chat_module = {
     .subscribe = chat_publisher_subscribe,
     .outboxes = (const struct outbox_table *const[]){&chat_outbox_table, NULL},
     .books = chat_books,
+    .report = chat_report,
 };

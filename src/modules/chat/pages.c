@@ -1,5 +1,4 @@
-/* Pages of chat.event_log, and events as lines of a stream (M3): NDJSON, or server-sent events with the same objects as data
- * and the sequence as the id that a browser sends when it reconnects. */
+/* Pages of chat.event_log, and their events as lines of a stream (M3). */
 #include "base/clock.h"
 #include "modules/chat/rooms.h"
 
@@ -53,13 +52,14 @@ struct str chat_page_line(const struct chat_page *page, size_t at)
     return db_result_str(page->rows, at, LINE);
 }
 
-struct stream_segment *chat_page_segment(const struct chat_page *page, int64_t after, enum chat_format format)
+struct stream_segment *chat_page_segment(const struct chat_page *page, int64_t after,
+                                         enum stream_format format)
 {
     struct buf bytes = {0};
     if (page->count == 0)
         return NULL;
     for (size_t i = 0; i < page->count; i++)
-        chat_line_put(&bytes, format, chat_page_sequence(page, i), chat_page_line(page, i));
+        stream_line_put(&bytes, format, chat_page_sequence(page, i), chat_page_line(page, i));
     struct stream_segment *segment =
         stream_segment_create(&(struct stream_step){.from = after,
                                                     .to = chat_page_sequence(page, page->count - 1),
@@ -68,34 +68,3 @@ struct stream_segment *chat_page_segment(const struct chat_page *page, int64_t a
     buf_deinit(&bytes);
     return segment;
 }
-
-/* ---- lines ---- */
-
-enum chat_format chat_format_of(const struct http_request *request)
-{
-    return http_request_accepts(request, STR("text/event-stream")) >
-                   http_request_accepts(request, STR("application/x-ndjson"))
-               ? CHAT_SSE
-               : CHAT_NDJSON;
-}
-
-void chat_line_put(struct buf *out, enum chat_format format, int64_t sequence, struct str line)
-{
-    if (format == CHAT_SSE)
-        buf_printf(out, "id: %lld\ndata: ", (long long)sequence);
-    buf_put_str(out, line);
-    buf_put_str(out, format == CHAT_SSE ? STR("\n\n") : STR("\n"));
-}
-
-const struct chat_lines chat_lines[CHAT_FORMATS] = {
-    [CHAT_NDJSON] = {.content_type = {"application/x-ndjson", 20},
-                     .up_to_date = "{\"event_type\":\"up_to_date\",\"sequence\":%lld}\n",
-                     .heartbeat = "{\"event_type\":\"heartbeat\"}\n",
-                     .cut_off = "{\"event_type\":\"cut_off\",\"sequence\":%lld}\n",
-                     .stopping = "{\"event_type\":\"stopping\",\"sequence\":%lld}\n"},
-    [CHAT_SSE] = {.content_type = {"text/event-stream", 17},
-                  .up_to_date = "id: %1$lld\ndata: {\"event_type\":\"up_to_date\",\"sequence\":%1$lld}\n\n",
-                  .heartbeat = "data: {\"event_type\":\"heartbeat\"}\n\n",
-                  .cut_off = "id: %1$lld\ndata: {\"event_type\":\"cut_off\",\"sequence\":%1$lld}\n\n",
-                  .stopping = "id: %1$lld\ndata: {\"event_type\":\"stopping\",\"sequence\":%1$lld}\n\n"},
-};

@@ -20,6 +20,7 @@ const struct outbox_table chat_outbox_table = {
     .id = {"id", "uuid"},
     .aggregate = {[OF_TENANT] = {"tenant_id", "text"}, [OF_SESSION] = {"aggregate_id", "uuid"}},
     .sequence = "sequence",
+    .tenant = "e.tenant_id",
     .event_type = "e.event_type",
     .payload = "chat.event_json(e.id, e.event_type, e.sequence, e.aggregate_id, e.created_at, e.payload)",
     .extra = {[EXTRA_TENANT] = "e.tenant_id",

@@ -15,6 +15,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "base/json.h"
 #include "base/log.h"
 #include "base/map.h"
 #include "base/memory.h"
@@ -38,11 +39,9 @@ struct metric_family chat_stream_cuts_family = {
     .labels = {"format", NULL},
 };
 
-static const struct str format_names[CHAT_FORMATS] = {{"ndjson", 6}, {"sse", 3}};
-
 struct channel { /* a room's stream of one format */
     struct chat_room *room;
-    enum chat_format format;
+    enum stream_format format;
     struct stream_topic *topic; /* NULL = without a follower */
 };
 
@@ -63,7 +62,7 @@ struct chat_room {
     int64_t announced;            /* the newest sequence announced since the log was last read */
     uint32_t known[EVENTS_KNOWN]; /* at its sequence modulo EVENTS_KNOWN; 0 = not known */
 
-    struct channel channels[CHAT_FORMATS];
+    struct channel channels[STREAM_FORMATS];
     struct chat_key key;
     char texts[];
 };
@@ -102,7 +101,7 @@ static void room_close(struct chat_room *room)
     if (room->state == ROOM_CLOSED)
         return;
     room->state = ROOM_CLOSED;
-    for (int i = 0; i < CHAT_FORMATS; i++) {
+    for (int i = 0; i < STREAM_FORMATS; i++) {
         if (room->channels[i].topic)
             stream_topic_close(room->channels[i].topic);
         room->channels[i].topic = NULL;
@@ -115,7 +114,7 @@ static void room_close(struct chat_room *room)
 static void room_close_unused(struct chat_room *room)
 {
     bool is_used = room->holds;
-    for (int i = 0; i < CHAT_FORMATS; i++)
+    for (int i = 0; i < STREAM_FORMATS; i++)
         is_used |= room->channels[i].topic != NULL;
     if (!is_used)
         room_close(room);
@@ -145,12 +144,12 @@ static void room_close_replaced(struct chat_room *room)
 
 static void room_publish(struct chat_room *room, int64_t sequence, struct str line)
 {
-    for (int i = 0; i < CHAT_FORMATS; i++) {
+    for (int i = 0; i < STREAM_FORMATS; i++) {
         struct channel *channel = &room->channels[i];
         struct buf bytes = {0};
         if (!channel->topic)
             continue;
-        chat_line_put(&bytes, channel->format, sequence, line);
+        stream_line_put(&bytes, channel->format, sequence, line);
         stream_topic_publish(
             channel->topic,
             stream_segment_create(&(struct stream_step){
@@ -321,12 +320,11 @@ static void on_follower_admitted(struct http_request *request, struct stream_sub
                                  int64_t position)
 {
     (void)position;
-    stream_send(
-        subscriber, request,
-        &(struct http_response){.status = 200,
-                                .content_type = chat_lines[chat_format_of(request)].content_type,
-                                .headers = STR("Cache-Control: no-store\r\nX-Accel-Buffering: no\r\n")},
-        kernel_identity(request)->expires_at_s);
+    stream_send(subscriber, request,
+                &(struct http_response){.status = 200,
+                                        .content_type = stream_format_type(stream_format_of(request)),
+                                        .headers = STR(STREAM_HEADERS)},
+                kernel_identity(request)->expires_at_s);
 }
 
 static void on_channel_idle(void *context)
@@ -342,7 +340,7 @@ struct page_job {
     struct worker_job job;
     struct chat_room *room; /* referenced */
     struct stream_subscriber *subscriber;
-    enum chat_format format;
+    enum stream_format format;
     int64_t after;
     struct stream_segment *segment;
 };
@@ -395,8 +393,7 @@ static void channel_open(struct channel *channel)
 {
     struct chat_rooms *rooms = channel->room->rooms;
     const struct chat_settings *settings = rooms->chat->settings;
-    const struct chat_lines *lines = &chat_lines[channel->format];
-    const struct str *name = &format_names[channel->format];
+    const struct str *name = stream_format_name(channel->format);
     channel->topic = stream_topic_create(
         &(struct stream_config){
             .loops = kernel_loops(rooms->chat->kernel),
@@ -404,10 +401,11 @@ static void channel_open(struct channel *channel)
             .limits = {.positions_max = settings->stream.buffer_events,
                        .bytes_max = (size_t)settings->stream.buffer_bytes,
                        .heartbeat_ms = settings->stream.heartbeat_ms},
-            .greeting = lines->up_to_date,
-            .heartbeat = lines->heartbeat,
-            .cut_off = lines->cut_off,
-            .stopping = lines->stopping,
+            .format = channel->format,
+            .greeting = "{\"event_type\":\"up_to_date\",\"sequence\":%lld}",
+            .heartbeat = "{\"event_type\":\"heartbeat\"}",
+            .cut_off = "{\"event_type\":\"cut_off\",\"sequence\":%lld}",
+            .stopping = "{\"event_type\":\"stopping\",\"sequence\":%lld}",
             .greets_all = true,
             .read_page = read_next_page,
             .on_admitted = on_follower_admitted,
@@ -432,8 +430,8 @@ struct chat_room *chat_room_hold(struct chat_rooms *rooms, const struct chat_key
         room->position = room->announced = -1;
         room->key = (struct chat_key){str_pack(&at, key->tenant), str_pack(&at, key->project),
                                       str_pack(&at, key->session), str_pack(&at, key->user)};
-        for (int i = 0; i < CHAT_FORMATS; i++)
-            room->channels[i] = (struct channel){.room = room, .format = (enum chat_format)i};
+        for (int i = 0; i < STREAM_FORMATS; i++)
+            room->channels[i] = (struct channel){.room = room, .format = (enum stream_format)i};
         map_add(&rooms->map, &room->node, map_hash_pair(key->session, key->tenant));
         atomic_store(&rooms->count, rooms->map.count);
     }
@@ -449,7 +447,7 @@ void chat_room_release(struct chat_room *room)
     room_unref(room);
 }
 
-bool chat_room_admit(struct chat_room *room, const struct chat_page *page, enum chat_format format,
+bool chat_room_admit(struct chat_room *room, const struct chat_page *page, enum stream_format format,
                      struct loop_park_ref ref, int64_t after, struct stream_segment *opening)
 {
     struct channel *channel = &room->channels[format];
@@ -484,4 +482,44 @@ void chat_rooms_destroy(struct chat_rooms *rooms)
         room_close(CONTAINER_OF(node, struct chat_room, node));
     map_deinit(&rooms->map);
     free(rooms);
+}
+
+/* ---- for operators ---- */
+
+enum { REPORT_BYTES_MAX = 8 * 1024 };
+
+static void add_streams(void *arg, const struct str *labels, double value)
+{
+    (void)labels;
+    *(double *)arg += value;
+}
+
+void chat_rooms_report(const struct chat_rooms *rooms, struct buf *out)
+{
+    struct map_node *node;
+    size_t begin = buf_len(out);
+    double open = 0;
+    metrics_each(chat_streams_family.name, add_streams, &open);
+    json_put_key(out, STR("streams"));
+    buf_put_char(out, '[');
+    MAP_EACH(node, &rooms->map) {
+        const struct chat_room *room = CONTAINER_OF(node, struct chat_room, node);
+        size_t readers = 0, bytes = 0;
+        for (int i = 0; i < STREAM_FORMATS; i++) {
+            readers += room->channels[i].topic ? stream_topic_count(room->channels[i].topic) : 0;
+            bytes += room->channels[i].topic ? stream_topic_bytes(room->channels[i].topic) : 0;
+        }
+        if (buf_len(out) - begin > REPORT_BYTES_MAX)
+            break;
+        buf_put_str(out, out->data[out->end - 1] == '[' ? STR("{") : STR(",{"));
+        json_put_member_str(out, "kind", STR("chat"));
+        json_put_member_str(out, "tenant_id", room->key.tenant);
+        json_put_member_str(out, "name", room->key.session);
+        json_put_member_i64(out, "readers", (int64_t)readers);
+        json_put_member_i64(out, "position", room->position);
+        json_put_member_i64(out, "bytes", (int64_t)bytes);
+        buf_put_char(out, '}');
+    }
+    buf_put_char(out, ']');
+    json_put_member_i64(out, "streams_open", (int64_t)open);
 }

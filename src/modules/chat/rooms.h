@@ -13,9 +13,6 @@
 #include "modules/chat/chat.h"
 #include "stream/stream.h"
 
-enum chat_format { CHAT_NDJSON, CHAT_SSE, CHAT_FORMATS };
-enum chat_format chat_format_of(const struct http_request *request); /* that it accepts rather */
-
 /* ---- pages.c: a page of the log, and events as lines of a stream ---- */
 struct chat_page {
     struct db_result *rows; /* chat_page_deinit() */
@@ -34,13 +31,7 @@ int64_t chat_page_sequence(const struct chat_page *page, size_t at);
 struct str chat_page_line(const struct chat_page *page, size_t at);
 /* The whole page, which leads on from `after`; NULL when it is empty. */
 struct stream_segment *chat_page_segment(const struct chat_page *page, int64_t after,
-                                         enum chat_format format);
-
-void chat_line_put(struct buf *out, enum chat_format format, int64_t sequence, struct str line);
-extern const struct chat_lines {
-    struct str content_type;
-    const char *up_to_date, *heartbeat, *cut_off, *stopping; /* with the sequence as %lld */
-} chat_lines[CHAT_FORMATS];
+                                         enum stream_format format);
 
 /* ---- rooms.c ---- */
 struct chat_room;
@@ -57,12 +48,15 @@ void chat_delivery_send(struct chat_delivery *delivery);
 void chat_rooms_reread(
     struct chat_rooms *rooms); /* any thread: events may be missing, every room reads the log */
 
+/* For the process's own row (kernel.h): the streams that are open. */
+void chat_rooms_report(const struct chat_rooms *rooms, struct buf *out);
+
 /* The session's room, created when it is missing, and held until chat_room_release(). */
 struct chat_room *chat_room_hold(struct chat_rooms *rooms, const struct chat_key *key);
 void chat_room_release(struct chat_room *room);
 /* A parked request that has read `page`, which brings it to `after`, becomes a follower. Takes a reference of its own to
  * `opening`. False: the room was closed meanwhile, since the log could not be read. */
-bool chat_room_admit(struct chat_room *room, const struct chat_page *page, enum chat_format format,
+bool chat_room_admit(struct chat_room *room, const struct chat_page *page, enum stream_format format,
                      struct loop_park_ref ref, int64_t after, struct stream_segment *opening);
 
 extern struct metric_family chat_streams_family, chat_stream_lines_family, chat_stream_cuts_family;

@@ -18,7 +18,7 @@ struct follower {
     };
     struct chat *chat;
     struct loop_park_ref ref;
-    enum chat_format format;
+    enum stream_format format;
     int64_t after; /* -1 = from the oldest */
     struct chat_room *room;
     struct chat_page page;
@@ -121,42 +121,18 @@ static void on_follow(struct loop *loop, struct loop_message *message)
 
 /* ---- the request ---- */
 
-static enum status parse_sequence(struct str text, const char *field, int64_t *after, struct error *error)
-{
-    uint64_t number;
-    if (!str_to_u64(text, &number) || number > INT64_MAX)
-        return error_set_field(error, STATUS_BAD_REQUEST, field,
-                               "must be a sequence: a whole number, not negative");
-    *after = (int64_t)number;
-    return STATUS_OK;
-}
-
-/* A browser that reconnects repeats its URL and sends in Last-Event-ID the last sequence it received. */
-static enum status read_after(const struct http_request *request, int64_t *after, struct error *error)
-{
-    static const char *const known[] = {"after", NULL};
-    bool found = false;
-    struct str text, last = http_request_header(request, STR("last-event-id"));
-    *after = -1;
-    enum status status = http_request_query_only(request, known, error);
-    if (status == STATUS_OK)
-        status = http_request_query(request, STR("after"), &found, &text, error);
-    if (status == STATUS_OK && found)
-        status = parse_sequence(text, "after", after, error);
-    if (status == STATUS_OK && last.len)
-        status = parse_sequence(last, "Last-Event-ID", after, error);
-    return status;
-}
-
 void chat_get_stream(struct http_request *request)
 {
     struct chat *chat = request->context;
     struct chat_key key;
     struct error error = {0};
-    int64_t after;
+    int64_t after = -1; /* from the oldest */
+    static const char *const known[] = {"after", NULL};
     enum status status = chat_key_read(request, &key, &error);
     if (status == STATUS_OK)
-        status = read_after(request, &after, &error);
+        status = http_request_query_only(request, known, &error);
+    if (status == STATUS_OK)
+        status = stream_after_read(request, "sequence", &after, &error);
     if (status == STATUS_OK)
         status = kernel_store_require(chat->kernel, &error);
     if (status != STATUS_OK) {
@@ -168,7 +144,7 @@ void chat_get_stream(struct http_request *request)
     struct follower *follower = memory_zalloc(sizeof *follower);
     follower->message.on_message = on_follow;
     follower->chat = chat;
-    follower->format = chat_format_of(request);
+    follower->format = stream_format_of(request);
     follower->after = after;
     follower->arena = ARENA(KEY_BYTES);
     follower->key = chat_key_copy(&key, &follower->arena);

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -23,6 +24,10 @@ void harness_init(struct harness *harness, const struct http_route *routes)
         .router = harness->router,
         .limits = http_limits_default,
     };
+    harness->config.limits.header_timeout_ms =
+        HARNESS_PATIENCE_MS; /* no client is cut off for a slow machine */
+    harness->config.limits.write_timeout_ms = HARNESS_PATIENCE_MS;
+    signal(SIGPIPE, SIG_IGN);
 }
 
 void harness_start(struct harness *harness)

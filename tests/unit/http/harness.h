@@ -14,6 +14,8 @@
 
 #include "http/http.h"
 
+enum { HARNESS_PATIENCE_MS = 600000 };
+
 struct harness {
     struct loop_group *group;
     struct loop *loop;

@@ -7,16 +7,18 @@ static void answer_query(struct http_request *request)
     static const char *const names[] = {"a", "b", "keys", NULL};
     struct error error;
     bool found;
-    struct str value, raw;
+    struct http_query_list list = {request->query, STR_NONE};
+    struct str value, keys[8] = {{0}};
 
     if (http_request_query_only(request, names, &error) != STATUS_OK ||
-        http_request_query(request, STR("a"), &found, &value, &error) != STATUS_OK ||
-        http_request_query_raw(request, STR("keys"), &(bool){false}, &raw, &error) != STATUS_OK) {
+        http_request_query(request, STR("a"), &found, &value, &error) != STATUS_OK) {
         http_send_error(request, &error);
         return;
     }
-    const struct str parts[] = {found ? STR("a=") : STR("none"), value, STR(";"), raw};
-    http_send_parts(request, &(struct http_response){.status = 200}, parts, 4);
+    struct str parts[] = {found ? STR("a=") : STR("none"), value, [2 ... 11] = STR(";")};
+    for (size_t i = 0; i < 4 && http_request_query_next(request, STR("keys"), &list, &keys[i]); i++)
+        parts[3 + 2 * i] = keys[i];
+    http_send_parts(request, &(struct http_response){.status = 200}, parts, 12);
 }
 
 static void answer_accepts(struct http_request *request)
@@ -88,7 +90,9 @@ static void test_query(void **state)
     expect("/query?a", "", 200, "a=;");
     expect("/query?a=x+y%20z%2B", "", 200, "a=x y z+;");
     expect("/query?%61=1", "", 200, "a=1;");
-    expect("/query?keys=p%2Cq,r&a=1", "", 200, "a=1;p%2Cq,r");
+    expect("/query?keys=p%2Cq,r&a=1", "", 200, "a=1;p%2Cq;r;");
+    expect("/query?keys=p&a=1&keys=q,r&k%65ys=s", "", 200, "a=1;p;q;r;s;");
+    expect("/query?keys=&keys=,q", "", 200, "none;;;q;");
     expect("/query?a=%C3%A9", "", 200, "a=\xc3\xa9;");
     expect("/query?&&a=1&", "", 200, "a=1;");
 }

@@ -58,7 +58,6 @@ static struct stream_config made;
 void rig_start(struct stream_config config)
 {
     harness_init(&rig.harness, routes);
-    rig.harness.config.limits.write_timeout_ms = 600000; /* nobody is cut off for a slow machine */
     harness_start(&rig.harness);
     rig.lines = series(&lines_family);
     rig.cuts = series(&cuts_family);
@@ -66,8 +65,8 @@ void rig_start(struct stream_config config)
     rig.expires_at_s = INT64_MAX;
     config.loops = rig.harness.group;
     config.owner = rig.harness.loop;
-    config.greeting = "at %lld\n";
-    config.heartbeat = "still %lld\n";
+    config.greeting = "at %lld";
+    config.heartbeat = "still %lld";
     config.on_admitted = on_admitted;
     config.on_idle = on_idle;
     config.context = &rig.idle;

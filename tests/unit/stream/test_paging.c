@@ -17,7 +17,7 @@ static int start(int64_t heartbeat_ms)
     asking = NULL;
     rig_start((struct stream_config){
         .limits = {.positions_max = 3, .bytes_max = 2000000, .heartbeat_ms = heartbeat_ms},
-        .cut_off = "cut at %lld\n",
+        .cut_off = "cut at %lld",
         .greets_all = true,
         .read_page = read_page,
     });

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "modules/refdata/query/versions.h"
 #include "modules/refdata/refdata.h"
 #include "stream/stream.h"
 
@@ -30,6 +31,7 @@ void refdata_ask_post(struct http_request *request, int64_t timeout_ms, http_tim
     ask->on_ask = on_ask;
     ask->refdata = refdata;
     ask->version = demand->version;
+    ask->format = demand->format;
     ask->expires_ns = loop_now_ns(request->loop) + timeout_ms * CLOCK_NS_PER_MS;
     ask->tenant = str_pack(&at, tenant);
     ask->code = str_pack(&at, demand->code);
@@ -61,6 +63,7 @@ static void on_reply(struct loop *loop, struct loop_message *message)
         if (demand) {
             demand->from_primary = ask->from_primary;
             demand->answer = ask->snapshot; /* a stream takes its own reference */
+            demand->versions = ask->versions;
         }
         request->route->handler(request);
     } else if (request) {
@@ -104,6 +107,7 @@ void refdata_ask_again(struct refdata_ask *ask)
 void refdata_ask_free(struct refdata_ask *ask)
 {
     cache_snapshot_unref(ask->snapshot);
+    refdata_versions_unref(ask->versions);
     stream_segment_unref(ask->opening);
     free(ask);
 }

@@ -12,6 +12,7 @@ struct refdata;
 struct refdata_ask;
 struct refdata_dictionary;
 struct stream_segment;
+struct refdata_versions;
 typedef void refdata_ask_fn(struct refdata_ask *ask);
 
 struct refdata_ask {
@@ -25,6 +26,7 @@ struct refdata_ask {
     int64_t version;    /* demanded; of a watch: the one the client has, -1 = from now on */
     int64_t expires_ns; /* the request has timed out by then */
     const struct refdata_dictionary *definition; /* by which its keys are read from the primary */
+    unsigned format;                             /* of a watch: enum stream_format */
     struct stream_segment *opening;              /* of a watch: referenced; what it missed, NULL = nothing */
     size_t opening_offset;
     /* the reply */
@@ -33,7 +35,8 @@ struct refdata_ask {
     int64_t current;                 /* the version there is: of VERSION_NOT_COMMITTED and VERSION_TOO_OLD */
     bool from_primary;               /* what the handler reads was read from the primary on its behalf */
     struct cache_snapshot *snapshot; /* and is this, referenced; NULL = what is held */
-    char names[];                    /* of tenant, code and keys */
+    struct refdata_versions *versions; /* of a list of dictionaries: referenced; NULL = not read */
+    char names[];                      /* of tenant, code and keys */
 };
 STAILQ_HEAD(refdata_asks, refdata_ask);
 
@@ -41,8 +44,10 @@ STAILQ_HEAD(refdata_asks, refdata_ask);
 struct refdata_demand {
     int64_t version;
     struct str code, keys;
-    bool from_primary;             /* as the last reply had it */
-    struct cache_snapshot *answer; /* the same; lives until the handler returns */
+    unsigned format;                         /* of a watch */
+    bool from_primary;                       /* as the last reply had it */
+    struct cache_snapshot *answer;           /* the same; lives until the handler returns */
+    const struct refdata_versions *versions; /* the same */
 };
 
 /* On the request's loop: parks it, or answers it where too many are, and asks. `on_ask` gets the ask on the home loop, and owns it. */

@@ -71,6 +71,7 @@ struct refdata_holding *refdata_holding_create(struct refdata *refdata, struct s
     holding->hash = map_hash_pair(tenant, dictionary->code);
     holding->dictionary = refdata_dictionary_ref(dictionary);
     holding->drift_version = -1;
+    holding->freshness_us = -1;
     STAILQ_INIT(&holding->waiting);
     STAILQ_INIT(&holding->barrier.queued);
     STAILQ_INIT(&holding->barrier.asked);
@@ -82,6 +83,7 @@ void refdata_holding_destroy(struct refdata_holding *holding)
 {
     for (struct refdata_ask *ask; (ask = refdata_asks_take(&holding->waiting)) != NULL;)
         refdata_ask_free(ask);
+    free(holding->last_error);
     refdata_dictionary_unref(holding->dictionary);
     free((char *)holding->tenant.ptr);
     free((char *)holding->code.ptr);

@@ -70,6 +70,8 @@ struct refdata_holding {
     enum refdata_basis basis;
     enum refdata_failure failure;
     int64_t failed_version;
+    char *last_error;     /* of that load, for operators; NULL = none failed yet */
+    int64_t freshness_us; /* from the last commit that was loaded until it was served; -1 = not known */
     struct backoff retry;
     int64_t retry_at_ns; /* after a failure: not before */
     struct loop_timer timer;

@@ -54,33 +54,27 @@ struct asked {
     const struct cache_record *records[KEYS_MAX];
 };
 
-/* The list is split before it is decoded, so that a comma inside a key can be written %2C. */
 static enum status read_keys(struct http_request *request, struct asked *asked, struct error *error)
 {
-    bool found = false;
+    struct http_query_list list = {request->query, STR_NONE};
+    const struct str query = request->query;
+    bool encoded = query.len > 0 && (memchr(query.ptr, '%', query.len) || memchr(query.ptr, '+', query.len));
     struct str raw;
-    enum status status = http_request_query_raw(request, STR("keys"), &found, &raw, error);
-    if (status != STATUS_OK)
-        return status;
-    if (!found || raw.len == 0)
-        return error_set_field(error, STATUS_BAD_REQUEST, "keys", "keys is missing: ?keys=k1,k2");
-    bool encoded = memchr(raw.ptr, '%', raw.len) || memchr(raw.ptr, '+', raw.len);
-    const char *comma = raw.ptr;
-    for (asked->count = 0; comma; asked->count++) {
+    for (asked->count = 0; http_request_query_next(request, STR("keys"), &list, &raw); asked->count++) {
         if (asked->count == KEYS_MAX)
             return error_set_field(error, STATUS_BAD_REQUEST, "keys", "at most %d keys at once", KEYS_MAX);
         struct str *key = &asked->keys[asked->count];
-        comma = memchr(raw.ptr, ',', raw.len);
-        *key = comma ? str_of(raw.ptr, (size_t)(comma - raw.ptr)) : raw;
-        if (comma)
-            raw = str_of(comma + 1, raw.len - key->len - 1);
+        enum status status = STATUS_OK;
+        *key = raw;
         if (encoded)
-            status = http_percent_decode(*key, true, request->arena, "keys", key, error);
+            status = http_percent_decode(raw, true, request->arena, "keys", key, error);
         if (status == STATUS_OK)
             status = check_key(*key, "keys", error);
         if (status != STATUS_OK)
             return status;
     }
+    if (asked->count == 0)
+        return error_set_field(error, STATUS_BAD_REQUEST, "keys", "keys is missing: ?keys=k1,k2");
     return STATUS_OK;
 }
 

@@ -143,7 +143,7 @@ static enum status load_all(const struct refdata_load *load, struct db_conn *con
     }
     loaded->replaced = cache_builder_replaced(builder);
     loaded->snapshot = cache_builder_finish(builder, committed->version);
-    cache_snapshot_mark(loaded->snapshot, &committed->event);
+    cache_snapshot_mark(loaded->snapshot, &committed->event, committed->at_us);
     return STATUS_OK;
 }
 
@@ -164,7 +164,7 @@ static void load_by(const struct refdata_load *load, struct db_conn **conn, stru
     } else if (status == STATUS_OK && opened.delta_known) {
         status = refdata_delta_build(load, change, *conn, deadline_ns, &loaded->snapshot, &loaded->error);
         if (loaded->snapshot)
-            cache_snapshot_mark(loaded->snapshot, &opened.committed.event);
+            cache_snapshot_mark(loaded->snapshot, &opened.committed.event, opened.committed.at_us);
     }
     if (loaded->snapshot)
         loaded->change = *change;

@@ -101,11 +101,31 @@ void refdata_metrics_loaded(struct refdata_holding *holding, const struct refdat
     metric_set(series_of(holding, ITEMS), (double)info->item_count);
     metric_set(series_of(holding, MEMORY), (double)info->memory_bytes);
     metric_observe(metric_series_get(refdata_metrics[RELOAD_SECONDS], load), loaded->seconds);
-    if (is_update && loaded->committed_at_us)
-        metric_observe(metric_series_get(refdata_metrics[FRESHNESS], &holding->code),
-                       (double)(clock_unix_us() - loaded->committed_at_us) / 1e6);
+    if (is_update && loaded->committed_at_us) {
+        int64_t fresh_us = clock_unix_us() - loaded->committed_at_us;
+        holding->freshness_us = fresh_us > 0 ? fresh_us : 0; /* by two clocks */
+        metric_observe(metric_series_get(refdata_metrics[FRESHNESS], &holding->code), (double)fresh_us / 1e6);
+    }
     (void)series_of(holding, VERSION_LAG);
     refdata_metrics_lag(holding, info->version);
+}
+
+const double *refdata_metrics_freshness(uint64_t counts[METRIC_BUCKETS_MAX])
+{
+    return metrics_buckets(refdata_metrics[FRESHNESS], counts);
+}
+
+static void add_watchers(void *arg, const struct str *labels, double value)
+{
+    (void)labels;
+    *(double *)arg += value;
+}
+
+double refdata_metrics_watchers(void)
+{
+    double sum = 0;
+    metrics_each(refdata_metrics[REFDATA_WATCHERS]->name, add_watchers, &sum);
+    return sum;
 }
 
 void refdata_metrics_lag(const struct refdata_holding *holding, int64_t local_version)

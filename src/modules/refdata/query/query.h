@@ -193,6 +193,9 @@ void refdata_metrics_count(enum refdata_metric counter, struct str label); /* an
 void refdata_metrics_detach(struct refdata_holding *holding);
 void refdata_metrics_loaded(struct refdata_holding *holding, const struct refdata_loaded *loaded,
                             bool is_update);
+/* refdata_freshness_seconds of all dictionaries: metrics_buckets(). */
+const double *refdata_metrics_freshness(uint64_t counts[METRIC_BUCKETS_MAX]);
+double refdata_metrics_watchers(void); /* of all dictionaries */
 void refdata_metrics_lag(const struct refdata_holding *holding, int64_t local_version);
 void refdata_metrics_drift(struct refdata_holding *holding);
 void refdata_metrics_dictionary(const struct refdata_dictionary *dictionary);

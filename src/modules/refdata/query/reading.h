@@ -61,7 +61,8 @@ void refdata_barrier_loaded(struct refdata_holding *holding, int64_t version);
 /* PostgreSQL refuses the definition: no request waits for a load. */
 void refdata_barrier_refuse(struct refdata_holding *holding);
 
-/* ---- items.c, all.c, watch.c ---- */
-http_handler_fn refdata_get_item, refdata_get_items, refdata_get_all, refdata_get_version, refdata_get_watch;
+/* ---- items.c, all.c, watch.c, list.c ---- */
+http_handler_fn refdata_get_item, refdata_get_items, refdata_get_all, refdata_get_version, refdata_get_watch,
+    refdata_get_dictionaries;
 
 #endif

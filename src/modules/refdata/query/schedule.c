@@ -3,6 +3,8 @@
  * A holding's load is single-flight. What wants it while it runs makes it run once more; what waits for it is released
  * when it ends, also when it fails. Loads wait in one queue for a free place; those with waiters go first, and tenants take
  * turns. All on the home loop. */
+#include <stdlib.h>
+
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -168,6 +170,9 @@ static void load_failed(struct refdata_holding *holding, const struct refdata_lo
     default: holding->failure = FAILURE_REFUSED;
     }
     holding->failed_version = loaded->change.to;
+    free(holding->last_error);
+    holding->last_error =
+        str_dup(str_from(*loaded->error.message ? loaded->error.message : status_message(loaded->status)));
     if (holding->failure != FAILURE_OUTAGE && holding->basis == BASIS_HELD)
         holding->basis = BASIS_NONE; /* what cannot be had key by key may be had at once */
     refdata_metrics_count(REFDATA_RELOAD_ERRORS, holding->code);

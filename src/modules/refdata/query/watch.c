@@ -25,6 +25,13 @@ void refdata_watch_unref(struct refdata_watch *watch)
         free(watch);
 }
 
+static void close_topic(struct refdata_watch *watch, unsigned format)
+{
+    if (watch->topics[format])
+        stream_topic_close(watch->topics[format]);
+    watch->topics[format] = NULL;
+}
+
 void refdata_watch_dissolve(struct refdata_holding *holding)
 {
     struct refdata_watch *watch = holding->watch;
@@ -32,8 +39,8 @@ void refdata_watch_dissolve(struct refdata_holding *holding)
         return;
     holding->watch = NULL;
     watch->holding = NULL;
-    stream_topic_close(watch->topic);
-    watch->topic = NULL;
+    for (unsigned i = 0; i < STREAM_FORMATS; i++)
+        close_topic(watch, i);
     refdata_watch_forget(watch);
     refdata_asks_again(&watch->waiting);
     refdata_asks_again(&watch->queued); /* those asked start over when their query ends */
@@ -47,17 +54,28 @@ void refdata_watch_dissolve(struct refdata_holding *holding)
 void refdata_watch_settle(void *context)
 {
     struct refdata_watch *watch = context;
-    if (watch->holding && !stream_topic_count(watch->topic) && STAILQ_EMPTY(&watch->waiting) &&
-        STAILQ_EMPTY(&watch->queued) && STAILQ_EMPTY(&watch->asked))
+    bool is_followed = false;
+    if (!watch->holding || !STAILQ_EMPTY(&watch->waiting) || !STAILQ_EMPTY(&watch->queued) ||
+        !STAILQ_EMPTY(&watch->asked))
+        return;
+    for (unsigned i = 0; i < STREAM_FORMATS; i++) { /* a format without followers is not written */
+        if (watch->topics[i] && !stream_topic_count(watch->topics[i]))
+            close_topic(watch, i);
+        is_followed |= watch->topics[i] != NULL;
+    }
+    if (!is_followed)
         refdata_watch_dissolve(watch->holding);
 }
 
 void refdata_watch_adopt(struct refdata *refdata)
 {
     const struct stream_limits limits = limits_of(refdata);
-    for (size_t i = 0; i <= refdata->own->mask; i++)
-        if (refdata->own->slots[i] && refdata->own->slots[i]->watch)
-            stream_topic_set_limits(refdata->own->slots[i]->watch->topic, &limits);
+    for (size_t i = 0; i <= refdata->own->mask; i++) {
+        const struct refdata_holding *holding = refdata->own->slots[i];
+        for (unsigned k = 0; holding && holding->watch && k < STREAM_FORMATS; k++)
+            if (holding->watch->topics[k])
+                stream_topic_set_limits(holding->watch->topics[k], &limits);
+    }
 }
 
 /* ---- home: where a follower starts ---- */
@@ -65,18 +83,19 @@ void refdata_watch_adopt(struct refdata *refdata)
 void refdata_watch_place(struct refdata_watch *watch, struct refdata_ask *ask)
 {
     int64_t local = refdata_holding_version(watch->holding), after = ask->version;
+    struct stream_topic *topic = watch->topics[ask->format];
     ask->current = local;
     if (after > local) { /* the version went back: the barrier decides */
         refdata_ask_again(ask);
     } else if (after > 0 && after < local && after <= watch->holding->lost_version) {
         refdata_ask_refuse(ask, STATUS_VERSION_TOO_OLD, ""); /* perhaps a version that was lost */
-    } else if (after > stream_topic_position(watch->topic)) {
+    } else if (after > stream_topic_position(topic)) {
         STAILQ_INSERT_TAIL(&watch->waiting, ask, next);
-    } else if (stream_topic_reaches(watch->topic, after)) {
-        stream_topic_admit(watch->topic, &(struct stream_entry){.ref = ask->ref,
-                                                                .after = after,
-                                                                .opening = ask->opening,
-                                                                .opening_offset = ask->opening_offset});
+    } else if (stream_topic_reaches(topic, after)) {
+        stream_topic_admit(topic, &(struct stream_entry){.ref = ask->ref,
+                                                         .after = after,
+                                                         .opening = ask->opening,
+                                                         .opening_offset = ask->opening_offset});
         refdata_ask_free(ask);
     } else if (ask->opening) { /* what its opening leads to is no longer kept: it takes a newer one */
         refdata_ask_again(ask);
@@ -90,13 +109,38 @@ void refdata_watch_place(struct refdata_watch *watch, struct refdata_ask *ask)
 
 static void on_admitted(struct http_request *request, struct stream_subscriber *subscriber, int64_t position)
 {
-    char headers[96];
-    snprintf(headers, sizeof headers, "X-Dict-Version: %lld\r\nX-Data-Source: memory\r\n",
+    char headers[160];
+    snprintf(headers, sizeof headers, "X-Dict-Version: %lld\r\nX-Data-Source: memory\r\n" STREAM_HEADERS,
              (long long)position);
     stream_send(subscriber, request,
-                &(struct http_response){
-                    .status = 200, .content_type = STR("application/x-ndjson"), .headers = str_from(headers)},
+                &(struct http_response){.status = 200,
+                                        .content_type = stream_format_type(stream_format_of(request)),
+                                        .headers = str_from(headers)},
                 kernel_identity(request)->expires_at_s);
+}
+
+static struct stream_topic *create_topic(struct refdata_watch *watch, enum stream_format format,
+                                         int64_t version)
+{
+    const struct refdata *refdata = watch->refdata;
+    const struct str *code = &watch->holding->code;
+    return stream_topic_create(
+        &(struct stream_config){
+            .loops = refdata->loops,
+            .owner = refdata->home,
+            .limits = limits_of(refdata),
+            .format = format,
+            .greeting = REFDATA_WATCH_UP_TO_DATE,
+            .heartbeat = "{\"heartbeat\":%lld}",
+            .stopping = "{\"heartbeat\":%lld,\"stopping\":true}",
+            .on_admitted = on_admitted,
+            .on_idle = refdata_watch_settle,
+            .context = watch,
+            .subscribers = metric_series_get(refdata_metrics[REFDATA_WATCHERS], code),
+            .lines = metric_series_get(refdata_metrics[REFDATA_WATCH_LINES], code),
+            .cuts = metric_series_get(refdata_metrics[REFDATA_WATCH_CUTS], code),
+        },
+        version);
 }
 
 static void follow(struct refdata_ask *ask)
@@ -116,22 +160,9 @@ static void follow(struct refdata_ask *ask)
         STAILQ_INIT(&watch->waiting);
         STAILQ_INIT(&watch->queued);
         STAILQ_INIT(&watch->asked);
-        const struct stream_config config = {
-            .loops = refdata->loops,
-            .owner = refdata->home,
-            .limits = limits_of(refdata),
-            .greeting = REFDATA_WATCH_UP_TO_DATE,
-            .heartbeat = "{\"heartbeat\":%lld}\n",
-            .stopping = "{\"heartbeat\":%lld,\"stopping\":true}\n",
-            .on_admitted = on_admitted,
-            .on_idle = refdata_watch_settle,
-            .context = watch,
-            .subscribers = metric_series_get(refdata_metrics[REFDATA_WATCHERS], &holding->code),
-            .lines = metric_series_get(refdata_metrics[REFDATA_WATCH_LINES], &holding->code),
-            .cuts = metric_series_get(refdata_metrics[REFDATA_WATCH_CUTS], &holding->code),
-        };
-        watch->topic = stream_topic_create(&config, local);
     }
+    if (!watch->topics[ask->format])
+        watch->topics[ask->format] = create_topic(watch, (enum stream_format)ask->format, local);
     if (ask->version < 0)
         ask->version = local;
     refdata_watch_place(watch, ask);
@@ -145,14 +176,20 @@ static void feed(struct refdata_watch *watch);
 /* Takes the change over. */
 static void change_written(struct refdata_watch *watch, struct refdata_watch_change *change)
 {
-    if (change->segment) {
-        struct refdata_asks waiting = STAILQ_HEAD_INITIALIZER(waiting);
-        stream_segment_ref(change->segment);
-        stream_topic_publish(watch->topic, change->segment);
-        STAILQ_CONCAT(&waiting, &watch->waiting);
-        for (struct refdata_ask *ask; (ask = refdata_asks_take(&waiting)) != NULL;)
-            refdata_watch_place(watch, ask);
-    } else if (!change->is_nothing) { /* a client that needs all of it reads /all */
+    struct refdata_asks waiting = STAILQ_HEAD_INITIALIZER(waiting);
+    int64_t from = cache_snapshot_info(change->before)->version;
+    for (unsigned i = 0; i < STREAM_FORMATS; i++) {
+        struct stream_topic *topic = watch->topics[i];
+        /* A topic that is younger than the change begins with a later version. */
+        if (!change->segments[i] || !topic || stream_topic_position(topic) != from)
+            continue;
+        stream_segment_ref(change->segments[i]);
+        stream_topic_publish(topic, change->segments[i]);
+    }
+    STAILQ_CONCAT(&waiting, &watch->waiting);
+    for (struct refdata_ask *ask; (ask = refdata_asks_take(&waiting)) != NULL;)
+        refdata_watch_place(watch, ask);
+    if (change->is_too_large) { /* a client that needs all of it reads /all */
         log_info("watch_change_too_large", LOG_STR("tenantId", watch->holding->tenant),
                  LOG_STR("dictCode", watch->holding->code), LOG_INT("bytesMax", change->bytes_max));
         refdata_watch_dissolve(watch->holding);
@@ -212,8 +249,11 @@ void refdata_watch_published(struct refdata_holding *holding, const struct cache
         refdata_watch_dissolve(holding);
         return;
     }
+    unsigned formats = 0;
+    for (unsigned i = 0; i < STREAM_FORMATS; i++)
+        formats |= watch->topics[i] ? 1u << i : 0;
     struct refdata_watch_change *made = refdata_watch_change_create(
-        before, after, change, (size_t)refdata_watch_settings(holding->refdata)->buffer_bytes_max);
+        before, after, change, formats, (size_t)refdata_watch_settings(holding->refdata)->buffer_bytes_max);
     if (!made)
         return;
     refdata_watch_forget(watch);
@@ -231,24 +271,15 @@ void refdata_get_watch(struct http_request *request)
     struct refdata *refdata = request->context;
     struct refdata_reading reading;
     struct error error;
-    struct str text;
-    bool has_after = false;
-    uint64_t number;
-    int64_t after = -1;
+    int64_t after = -1; /* from now on */
     if (!refdata_reading_begin(request, known, &reading))
         return;
-    enum status status = http_request_query(request, STR("after"), &has_after, &text, &error);
-    if (status == STATUS_OK && has_after) {
-        if (str_to_u64(text, &number) && number <= INT64_MAX)
-            after = (int64_t)number;
-        else
-            status = error_set_field(&error, STATUS_BAD_REQUEST, "after",
-                                     "a version: a whole number, not negative");
-    }
-    if (status != STATUS_OK)
+    if (stream_after_read(request, "version", &after, &error) != STATUS_OK)
         http_send_error(request, &error);
     else if (refdata_barrier_pass(request, &reading, NULL, 0) &&
              refdata_barrier_reach(request, &reading, after, NULL, 0))
-        refdata_ask_post(request, 2 * atomic_load(&refdata->catalog)->barrier.timeout_ms, refdata_ask_late,
-                         follow, &(struct refdata_demand){.version = after, .code = reading.holding->code});
+        refdata_ask_post(
+            request, 2 * atomic_load(&refdata->catalog)->barrier.timeout_ms, refdata_ask_late, follow,
+            &(struct refdata_demand){
+                .version = after, .code = reading.holding->code, .format = stream_format_of(request)});
 }

@@ -28,7 +28,7 @@ struct touched {
     struct str key;
     int64_t version; /* the last that touched it */
     const struct cache_record *record;
-    size_t offset; /* of its line */
+    size_t offsets[STREAM_FORMATS]; /* of its line */
 };
 
 struct refdata_history {
@@ -44,8 +44,9 @@ struct refdata_history {
     int64_t gap; /* a follower before it cannot be brought up to date */
     struct touched *touched;
     size_t count;
-    size_t end_offset; /* of the last line, upToDate */
-    struct stream_segment *segment;
+    unsigned formats;                                /* bits: those that are asked for */
+    size_t end_offsets[STREAM_FORMATS];              /* of the last line, upToDate */
+    struct stream_segment *segments[STREAM_FORMATS]; /* of these formats */
 };
 
 /* ---- on a worker ---- */
@@ -76,12 +77,11 @@ static enum status read_outbox(struct refdata_history *history, struct db_conn *
     return status;
 }
 
-static void write_segment(struct refdata_history *history)
+/* As many of the latest as fit: one follower with an old version must not take the space of the others. */
+static size_t first_that_fits(struct refdata_history *history)
 {
     enum { LINE_BYTES = 96 }; /* beside key and payload, escapes aside */
-    struct buf out = {0};
     size_t bytes = 0, first = history->count;
-    /* As many of the latest as fit: one follower with an old version must not take the space of the others. */
     while (first > 0 && history->touched[first - 1].version > history->gap) {
         const struct touched *touched = &history->touched[first - 1];
         bytes +=
@@ -94,14 +94,20 @@ static void write_segment(struct refdata_history *history)
         }
         first--;
     }
+    return first;
+}
+
+static void write_segment(struct refdata_history *history, enum stream_format format, size_t first)
+{
+    struct buf out = {0};
     for (size_t i = first; i < history->count; i++) {
         struct touched *touched = &history->touched[i];
-        touched->offset = buf_len(&out);
-        refdata_watch_put_line(&out, history->to, touched->key, touched->record);
+        touched->offsets[format] = buf_len(&out);
+        refdata_watch_put_line(&out, format, history->to, touched->key, touched->record);
     }
-    history->end_offset = buf_len(&out);
-    buf_printf(&out, REFDATA_WATCH_UP_TO_DATE, (long long)history->to);
-    history->segment = stream_segment_create(&(struct stream_step){
+    history->end_offsets[format] = buf_len(&out);
+    refdata_watch_put_up_to_date(&out, format, history->to);
+    history->segments[format] = stream_segment_create(&(struct stream_step){
         .from = history->gap,
         .to = history->to,
         .lines = (unsigned)(history->count - first),
@@ -120,8 +126,12 @@ static void run_history(struct worker_job *job)
     if (history->status == STATUS_OK)
         history->status = read_outbox(history, conn, deadline_ns, &error);
     db_release(conn);
-    if (history->status == STATUS_OK)
-        write_segment(history);
+    if (history->status != STATUS_OK)
+        return;
+    size_t first = first_that_fits(history);
+    for (unsigned i = 0; i < STREAM_FORMATS; i++)
+        if (history->formats & 1u << i)
+            write_segment(history, (enum stream_format)i, first);
 }
 
 /* ---- on the home loop ---- */
@@ -136,7 +146,8 @@ static void close_question(struct refdata_history *history)
 
 static void destroy_history(struct refdata_history *history)
 {
-    stream_segment_unref(history->segment);
+    for (unsigned i = 0; i < STREAM_FORMATS; i++)
+        stream_segment_unref(history->segments[i]);
     arena_deinit(&history->arena);
     free(history);
 }
@@ -167,9 +178,10 @@ static void give_history(struct refdata_watch *watch, const struct refdata_histo
             else
                 low = middle + 1;
         }
-        stream_segment_ref(history->segment);
-        ask->opening = history->segment;
-        ask->opening_offset = low < history->count ? history->touched[low].offset : history->end_offset;
+        ask->opening = history->segments[ask->format];
+        stream_segment_ref(ask->opening);
+        ask->opening_offset = low < history->count ? history->touched[low].offsets[ask->format]
+                                                   : history->end_offsets[ask->format];
         ask->version = history->to;
         refdata_watch_place(watch, ask);
     }
@@ -178,7 +190,8 @@ static void give_history(struct refdata_watch *watch, const struct refdata_histo
 bool refdata_watch_recall(struct refdata_watch *watch, struct refdata_ask *ask, int64_t version)
 {
     const struct refdata_history *history = watch->history;
-    if (!history || history->to != version || history->from > ask->version)
+    if (!history || history->to != version || history->from > ask->version ||
+        !(history->formats & 1u << ask->format))
         return false;
     give_history(watch, history, ask);
     return true;
@@ -229,8 +242,10 @@ void refdata_watch_ask(struct refdata_watch *watch)
     history->arena = ARENA(4096);
     history->tenant = arena_str(&history->arena, holding->tenant);
     history->to = history->from = cache_snapshot_info(history->snapshot)->version;
-    STAILQ_FOREACH(ask, &watch->asked, next)
+    STAILQ_FOREACH(ask, &watch->asked, next) {
         history->from = ask->version < history->from ? ask->version : history->from;
+        history->formats |= 1u << ask->format;
+    }
     history->timeout_ms = atomic_load(&watch->refdata->catalog)->barrier.timeout_ms;
     history->bytes_max = (size_t)refdata_watch_settings(watch->refdata)->buffer_bytes_max;
     if (worker_pool_submit(watch->refdata->readers, &history->job)) {

@@ -8,9 +8,10 @@
 
 enum { SMALL_KEYS = 256, SMALL_BYTES = 1024 * 1024 };
 
-void refdata_watch_put_line(struct buf *out, int64_t version, struct str key,
+void refdata_watch_put_line(struct buf *out, enum stream_format format, int64_t version, struct str key,
                             const struct cache_record *record)
 {
+    stream_line_begin(out, format, -1);
     buf_put_str(out, STR("{\"version\":"));
     json_put_i64(out, version);
     buf_put_str(out, STR(",\"key\":"));
@@ -18,10 +19,18 @@ void refdata_watch_put_line(struct buf *out, int64_t version, struct str key,
     if (record) {
         buf_put_str(out, STR(",\"op\":\"UPSERT\",\"payload\":"));
         buf_put_str(out, cache_record_payload(record));
-        buf_put_str(out, STR("}\n"));
+        buf_put_char(out, '}');
     } else {
-        buf_put_str(out, STR(",\"op\":\"DELETE\"}\n"));
+        buf_put_str(out, STR(",\"op\":\"DELETE\"}"));
     }
+    stream_line_end(out, format);
+}
+
+void refdata_watch_put_up_to_date(struct buf *out, enum stream_format format, int64_t version)
+{
+    stream_line_begin(out, format, version);
+    buf_printf(out, REFDATA_WATCH_UP_TO_DATE, (long long)version);
+    stream_line_end(out, format);
 }
 
 /* ---- a change ---- */
@@ -34,7 +43,7 @@ static int64_t version_of(const struct cache_snapshot *snapshot)
 struct refdata_watch_change *refdata_watch_change_create(const struct cache_snapshot *before,
                                                          const struct cache_snapshot *after,
                                                          const struct refdata_change *change,
-                                                         size_t bytes_max)
+                                                         unsigned formats, size_t bytes_max)
 {
     if (before == after)
         return NULL;
@@ -42,6 +51,7 @@ struct refdata_watch_change *refdata_watch_change_create(const struct cache_snap
     made->before = (struct cache_snapshot *)before; /* only their counts change */
     made->after = (struct cache_snapshot *)after;
     made->bytes_max = bytes_max;
+    made->formats = formats;
     cache_snapshot_ref(made->before);
     cache_snapshot_ref(made->after);
     made->arena = ARENA(1024);
@@ -57,7 +67,8 @@ void refdata_watch_change_destroy(struct refdata_watch_change *change)
 {
     cache_snapshot_unref(change->before);
     cache_snapshot_unref(change->after);
-    stream_segment_unref(change->segment);
+    for (unsigned i = 0; i < STREAM_FORMATS; i++)
+        stream_segment_unref(change->segments[i]);
     arena_deinit(&change->arena);
     free(change);
 }
@@ -77,53 +88,64 @@ bool refdata_watch_change_is_small(const struct refdata_watch_change *change)
 
 /* ---- writing it down ---- */
 
-/* False when it has become too much. */
+/* In every format that is followed. False when it has become too much. */
 static bool put_line(struct refdata_watch_change *change, struct buf *out, struct str key,
                      const struct cache_record *record)
 {
-    refdata_watch_put_line(out, version_of(change->after), key, record);
+    for (unsigned i = 0; i < STREAM_FORMATS; i++) {
+        if (!(change->formats & 1u << i))
+            continue;
+        refdata_watch_put_line(&out[i], (enum stream_format)i, version_of(change->after), key, record);
+        change->is_too_large |= buf_len(&out[i]) > change->bytes_max;
+    }
     change->lines++;
-    return buf_len(out) <= change->bytes_max;
+    return !change->is_too_large;
+}
+
+/* Both in key order, side by side. */
+static void compare_all(struct refdata_watch_change *change, struct buf *out)
+{
+    struct cache_cursor old_cursor, new_cursor;
+    bool fits = true;
+    cache_cursor_init(&old_cursor, change->before, STR_NONE);
+    cache_cursor_init(&new_cursor, change->after, STR_NONE);
+    const struct cache_record *old = cache_cursor_next(&old_cursor), *new = cache_cursor_next(&new_cursor);
+    while (fits && (old || new)) {
+        int order = !old ? 1 : !new ? -1 : str_compare(cache_record_key(old), cache_record_key(new));
+        if (order < 0)
+            fits = put_line(change, out, cache_record_key(old), NULL);
+        else if (order > 0 || (old != new && !str_eq(cache_record_payload(old), cache_record_payload(new))))
+            fits = put_line(change, out, cache_record_key(new), new);
+        if (order <= 0)
+            old = cache_cursor_next(&old_cursor);
+        if (order >= 0)
+            new = cache_cursor_next(&new_cursor);
+    }
 }
 
 void refdata_watch_change_write(struct worker_job *job)
 {
     struct refdata_watch_change *change = CONTAINER_OF(job, struct refdata_watch_change, job);
     int64_t before = version_of(change->before), after = version_of(change->after);
-    struct buf out = {0};
+    struct buf out[STREAM_FORMATS] = {0};
     bool fits = true;
     /* Every key named gets a line, also one whose value is the same: a follower at a version in between may have another. */
     for (size_t i = 0; i < change->key_count && fits; i++)
-        fits = put_line(change, &out, change->keys[i], cache_find(change->after, change->keys[i]));
-    if (!change->keys) { /* both in key order, side by side */
-        struct cache_cursor old_cursor, new_cursor;
-        cache_cursor_init(&old_cursor, change->before, STR_NONE);
-        cache_cursor_init(&new_cursor, change->after, STR_NONE);
-        const struct cache_record *old = cache_cursor_next(&old_cursor),
-                                  *new = cache_cursor_next(&new_cursor);
-        while (fits && (old || new)) {
-            int order = !old ? 1 : !new ? -1 : str_compare(cache_record_key(old), cache_record_key(new));
-            if (order < 0)
-                fits = put_line(change, &out, cache_record_key(old), NULL);
-            else if (order > 0 ||
-                     (old != new && !str_eq(cache_record_payload(old), cache_record_payload(new))))
-                fits = put_line(change, &out, cache_record_key(new), new);
-            if (order <= 0)
-                old = cache_cursor_next(&old_cursor);
-            if (order >= 0)
-                new = cache_cursor_next(&new_cursor);
+        fits = put_line(change, out, change->keys[i], cache_find(change->after, change->keys[i]));
+    if (!change->keys)
+        compare_all(change, out);
+    bool is_nothing = !change->lines && after == before;
+    for (unsigned i = 0; i < STREAM_FORMATS; i++) {
+        if (change->formats & 1u << i && !change->is_too_large && !is_nothing) {
+            refdata_watch_put_up_to_date(&out[i], (enum stream_format)i, after);
+            change->segments[i] = stream_segment_create(&(struct stream_step){
+                .from = before,
+                .to = after,
+                .can_be_joined = change->keys != NULL,
+                .lines = change->lines,
+                .bytes = buf_str(&out[i]),
+            });
         }
+        buf_deinit(&out[i]);
     }
-    change->is_nothing = fits && !change->lines && after == before;
-    if (fits && !change->is_nothing) {
-        buf_printf(&out, REFDATA_WATCH_UP_TO_DATE, (long long)after);
-        change->segment = stream_segment_create(&(struct stream_step){
-            .from = before,
-            .to = after,
-            .can_be_joined = change->keys != NULL,
-            .lines = change->lines,
-            .bytes = buf_str(&out),
-        });
-    }
-    buf_deinit(&out);
 }

@@ -12,7 +12,7 @@
 #include "modules/refdata/query/watch.h"
 #include "stream/stream_inside.h"
 
-enum { KEYS = 300, PLENTY = 1 << 20 };
+enum { KEYS = 300, PLENTY = 1 << 20, BOTH = 1 << STREAM_NDJSON | 1 << STREAM_SSE };
 
 static uint64_t random_state;
 
@@ -88,7 +88,7 @@ static void assert_same(const struct cache_snapshot *a, const struct cache_snaps
 static struct refdata_watch_change *written(struct cache_snapshot *before, struct cache_snapshot *after,
                                             const struct refdata_change *change, size_t bytes_max)
 {
-    struct refdata_watch_change *made = refdata_watch_change_create(before, after, change, bytes_max);
+    struct refdata_watch_change *made = refdata_watch_change_create(before, after, change, BOTH, bytes_max);
     refdata_watch_change_write(&made->job);
     return made;
 }
@@ -100,10 +100,11 @@ static void a_difference_leads_from_one_to_the_other(void **state)
         random_state = seed;
         struct cache_snapshot *before = some_content(3), *after = some_content(5);
         struct refdata_watch_change *change = written(before, after, NULL, PLENTY);
-        assert_int_equal(change->segment->from, 3);
-        assert_int_equal(change->segment->to, 5);
-        assert_false(change->segment->can_be_joined);
-        struct cache_snapshot *applied = apply(before, change->segment);
+        const struct stream_segment *lines = change->segments[STREAM_NDJSON];
+        assert_int_equal(lines->from, 3);
+        assert_int_equal(lines->to, 5);
+        assert_false(lines->can_be_joined);
+        struct cache_snapshot *applied = apply(before, lines);
         assert_same(applied, after);
         cache_snapshot_unref(applied);
         refdata_watch_change_destroy(change);
@@ -125,12 +126,22 @@ static void keys_of_several_versions_are_told_once_with_their_last_value(void **
     struct str keys[] = {STR("a"), STR("b"), STR("gone")};
     struct refdata_watch_change *change = written(
         before, after, &(struct refdata_change){.from = 1, .to = 3, .keys = keys, .key_count = 3}, PLENTY);
-    assert_true(change->segment->can_be_joined);
-    assert_true(str_eq(str_of(change->segment->bytes, change->segment->len),
+    const struct stream_segment *lines = change->segments[STREAM_NDJSON],
+                                *events = change->segments[STREAM_SSE];
+    assert_true(lines->can_be_joined && events->can_be_joined);
+    assert_true(events->from == 1 && events->to == 3 && events->lines == lines->lines);
+    assert_true(str_eq(str_of(lines->bytes, lines->len),
                        STR("{\"version\":3,\"key\":\"a\",\"op\":\"UPSERT\",\"payload\":1}\n"
                            "{\"version\":3,\"key\":\"b\",\"op\":\"UPSERT\",\"payload\":{\"n\":0.10}}\n"
                            "{\"version\":3,\"key\":\"gone\",\"op\":\"DELETE\"}\n"
                            "{\"upToDate\":3}\n")));
+    /* An id in the middle of a version would lose the rest of it for a browser that reconnects there. */
+    assert_true(
+        str_eq(str_of(events->bytes, events->len),
+               STR("data: {\"version\":3,\"key\":\"a\",\"op\":\"UPSERT\",\"payload\":1}\n\n"
+                   "data: {\"version\":3,\"key\":\"b\",\"op\":\"UPSERT\",\"payload\":{\"n\":0.10}}\n\n"
+                   "data: {\"version\":3,\"key\":\"gone\",\"op\":\"DELETE\"}\n\n"
+                   "id: 3\ndata: {\"upToDate\":3}\n\n")));
     refdata_watch_change_destroy(change);
     cache_snapshot_unref(before);
     cache_snapshot_unref(after);
@@ -145,12 +156,13 @@ static void what_changes_nothing_is_told_only_where_the_version_moved(void **sta
     struct cache_snapshot *same = some_content(3);
     random_state = 7;
     struct cache_snapshot *later = some_content(4);
-    assert_null(refdata_watch_change_create(before, before, NULL, PLENTY));
+    assert_null(refdata_watch_change_create(before, before, NULL, BOTH, PLENTY));
     struct refdata_watch_change *change = written(before, same, NULL, PLENTY);
-    assert_true(change->is_nothing && !change->segment);
+    assert_true(!change->is_too_large && !change->segments[STREAM_NDJSON] && !change->segments[STREAM_SSE]);
     refdata_watch_change_destroy(change);
     change = written(before, later, NULL, PLENTY);
-    assert_true(str_eq(str_of(change->segment->bytes, change->segment->len), STR("{\"upToDate\":4}\n")));
+    const struct stream_segment *lines = change->segments[STREAM_NDJSON];
+    assert_true(str_eq(str_of(lines->bytes, lines->len), STR("{\"upToDate\":4}\n")));
     refdata_watch_change_destroy(change);
     cache_snapshot_unref(before);
     cache_snapshot_unref(same);
@@ -163,8 +175,25 @@ static void what_is_too_much_is_not_told_at_all(void **state)
     random_state = 9;
     struct cache_snapshot *before = some_content(3), *after = some_content(4);
     struct refdata_watch_change *change = written(before, after, NULL, 500);
-    assert_true(!change->segment && !change->is_nothing);
+    assert_true(change->is_too_large && !change->segments[STREAM_NDJSON] && !change->segments[STREAM_SSE]);
     refdata_watch_change_destroy(change);
+    cache_snapshot_unref(before);
+    cache_snapshot_unref(after);
+}
+
+static void a_format_that_is_not_followed_is_not_written(void **state)
+{
+    (void)state;
+    random_state = 11;
+    struct cache_snapshot *before = some_content(3), *after = some_content(4);
+    for (unsigned format = 0; format < STREAM_FORMATS; format++) {
+        struct refdata_watch_change *change =
+            refdata_watch_change_create(before, after, NULL, 1u << format, PLENTY);
+        refdata_watch_change_write(&change->job);
+        assert_non_null(change->segments[format]);
+        assert_null(change->segments[!format]);
+        refdata_watch_change_destroy(change);
+    }
     cache_snapshot_unref(before);
     cache_snapshot_unref(after);
 }
@@ -176,6 +205,7 @@ int main(void)
         cmocka_unit_test(keys_of_several_versions_are_told_once_with_their_last_value),
         cmocka_unit_test(what_changes_nothing_is_told_only_where_the_version_moved),
         cmocka_unit_test(what_is_too_much_is_not_told_at_all),
+        cmocka_unit_test(a_format_that_is_not_followed_is_not_written),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
