@@ -77,6 +77,16 @@ struct bus_topic_state *bus_topic_find(const struct bus *bus, struct str name)
     return NULL;
 }
 
+const char *bus_engine(const struct bus *bus)
+{
+    return bus->driver->engine;
+}
+
+bool bus_has_topic(const struct bus *bus, struct str name)
+{
+    return bus_topic_find(bus, name) != NULL;
+}
+
 static struct bus_topic_state *add_topic(struct bus *bus, const char *name, const struct bus_topic *spec)
 {
     struct bus_topic_state *topic = &bus->topics[bus->topic_count++];

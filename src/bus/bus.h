@@ -221,4 +221,8 @@ void bus_destroy(struct bus *bus); /* after bus_stop(); NULL is fine */
 /* Does the engine answer? For health of Kafka, NATS and Redis: never blocks. */
 bool bus_is_up(const struct bus *bus);
 
+/* What carries it: "postgres", "kafka", "redis" or "nats". */
+const char *bus_engine(const struct bus *bus);
+bool bus_has_topic(const struct bus *bus, struct str name);
+
 #endif

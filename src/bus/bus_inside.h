@@ -31,6 +31,7 @@ struct db_pool;
 struct db_target;
 struct bus_driver {
     const char *name;               /* for errors */
+    const char *engine;             /* bus_engine() */
     bool lacks_shared, lacks_every; /* subscriptions of this mode are STATUS_CONFIG */
     bool foreign_topics; /* topics with 0 partitions are allowed: it neither creates nor checks them */
     bool can_relax;      /* bus_topic.relaxed is not ignored */

@@ -189,14 +189,20 @@ static void *end_handle(void *rk)
     return NULL;
 }
 
-void bus_kafka_client_close(rd_kafka_t *rk)
+static void *end_assigned(void *rk)
+{
+    rd_kafka_assign(rk, NULL); /* may wait for ever too: see assign_and_settle() */
+    return end_handle(rk);
+}
+
+static void close_by(rd_kafka_t *rk, void *(*end)(void *rk))
 {
     struct timespec limit;
     pthread_t thread;
 
     rd_kafka_set_log_level(rk, 0); /* the bus may not exist any more */
-    if (pthread_create(&thread, NULL, end_handle, rk) != 0) {
-        end_handle(rk);
+    if (pthread_create(&thread, NULL, end, rk) != 0) {
+        end(rk);
         return;
     }
     clock_gettime(CLOCK_REALTIME, &limit);
@@ -205,4 +211,14 @@ void bus_kafka_client_close(rd_kafka_t *rk)
         return;
     pthread_detach(thread);
     log_warn("kafka_handle_left", LOG_CSTR("error", "librdkafka does not end it"));
+}
+
+void bus_kafka_client_close(rd_kafka_t *rk)
+{
+    close_by(rk, end_handle);
+}
+
+void bus_kafka_client_close_assigned(rd_kafka_t *rk)
+{
+    close_by(rk, end_assigned);
 }

@@ -138,6 +138,7 @@ static void kafka_destroy(struct bus *bus)
 }
 
 static const struct bus_driver driver = {
+    .engine = "kafka",
     .foreign_topics = true,
     .lacks_every = true,
     .publish = bus_kafka_publish,

@@ -185,12 +185,16 @@ static bool find_positions(struct kafka_reader *reader)
 
 /* Returns when the partitions that were fetched before have stopped. librdkafka (2.0 to 2.15, its issue 5573) asks a partition that is
  * still stopping to stop once more when it is removed again, and ends the process when the second answer comes. A stop is two
- * messages in the queue of its main thread, the request and the answer; each question is answered after what is in that queue. */
-static rd_kafka_resp_err_t assign_and_settle(rd_kafka_t *rk, const kafka_list *list)
+ * messages in the queue of its main thread, the request and the answer; each question is answered after what is in that queue.
+ *
+ * Not while the consumer is being closed. Once its last rebalance is answered, librdkafka ends the group and drops what is in that queue,
+ * without an answer: a question would wait for ever, and the stop of the process with it. Nothing is assigned any more, either. */
+static rd_kafka_resp_err_t assign_and_settle(struct kafka_reader *reader, const kafka_list *list)
 {
+    rd_kafka_t *rk = reader->rk;
     rd_kafka_resp_err_t error = rd_kafka_assign(rk, list);
 
-    for (int question = 0; question < 3; question++) {
+    for (int question = 0; question < 3 && !reader->is_closing; question++) {
         kafka_list *answer = NULL;
         if (!rd_kafka_assignment(rk, &answer))
             rd_kafka_topic_partition_list_destroy(answer);
@@ -216,7 +220,7 @@ bool bus_kafka_group_assign(struct kafka_reader *reader)
     pthread_mutex_unlock(&reader->lock);
     if (paused->cnt > 0)
         rd_kafka_resume_partitions(reader->rk, paused);
-    rd_kafka_resp_err_t error = assign_and_settle(reader->rk, list);
+    rd_kafka_resp_err_t error = assign_and_settle(reader, list);
     rd_kafka_topic_partition_list_destroy(list);
     rd_kafka_topic_partition_list_destroy(paused);
     return !error;
@@ -325,7 +329,7 @@ void bus_kafka_on_rebalance(rd_kafka_t *rk, rd_kafka_resp_err_t what, kafka_list
     } else {
         bus_kafka_group_leave(reader, rd_kafka_assignment_lost(rk));
     }
-    assign_and_settle(rk, what == RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS ? none : NULL);
+    assign_and_settle(reader, what == RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS ? none : NULL);
     rd_kafka_topic_partition_list_destroy(none);
 }
 

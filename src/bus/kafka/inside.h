@@ -9,6 +9,7 @@
  *   locks.c      the same without Kafka's group: partitions by locks of PostgreSQL
  *   partition.c  one partition of it: the queue, and the job that hands batches to the handler
  *   positions.c  ends and committed offsets, for audits
+ *   dead.c       dead letters for operators
  *
  * Threads: one polls the producer, one runs the upkeep, one polls each reader, beside those of librdkafka. Handlers run on
  * workers. A reader's thread waits for a handler only when a partition goes to another member:
@@ -98,6 +99,7 @@ struct kafka_reader {
     bool was_ready;     /* on_ready was called */
     bool is_committing; /* a commit is under way */
     bool is_broken;     /* the consumer is opened again */
+    bool is_closing;    /* the consumer is being closed */
     int64_t position_at_ns, commit_at_ns, commit_all_at_ns, lag_at_ns, log_at_ns;
     unsigned topic_partitions; /* that the topic has */
     struct db_conn *session;   /* its locks; NULL: it has none, and no partitions */
@@ -164,10 +166,15 @@ rd_kafka_t *bus_kafka_client_open(struct kafka *kafka, rd_kafka_type_t type,
 /* librdkafka may wait for ever for parts of its own (a topic that was deleted under a consumer): such a handle is leaked, so that
  * a stop ends. Nothing of it calls us afterwards. */
 void bus_kafka_client_close(rd_kafka_t *rk);
+/* The same of a consumer that has not answered a rebalance: without that the handle would never end. */
+void bus_kafka_client_close_assigned(rd_kafka_t *rk);
 
 /* ---- publish.c ---- */
 enum status bus_kafka_publish(struct bus *bus, struct bus_message *messages, size_t count,
                               int64_t deadline_ns, struct error *error);
+/* Copies the message to its partition; `opaque` is that of its report. */
+rd_kafka_resp_err_t bus_kafka_produce(rd_kafka_t *rk, const char *topic, const struct bus_message *message,
+                                      void *opaque);
 void bus_kafka_on_delivered(rd_kafka_t *rk, const rd_kafka_message_t *message, void *kafka);
 void *bus_kafka_producer_run(void *kafka);                   /* its thread, until CLOSING */
 rd_kafka_t *bus_kafka_producer_acquire(struct kafka *kafka); /* NULL: there is none now */
@@ -198,7 +205,15 @@ void bus_kafka_reader_wake(struct kafka_reader *reader); /* under its lock */
 void bus_kafka_reader_move(struct kafka_reader *reader, enum kafka_reader_state to);
 void bus_kafka_reader_destroy(struct kafka_reader *reader); /* its thread has ended */
 
-/* ---- partition.c: under reader->lock ---- */
+/* ---- positions.c ---- */
+/* 0: the topic does not exist. */
+rd_kafka_resp_err_t bus_kafka_partitions_count(rd_kafka_t *rk, const char *topic, int64_t deadline_ns,
+                                               unsigned *count);
+
+/* ---- partition.c: under reader->lock, but for the first ---- */
+/* Points into `from` and the arena. */
+void bus_kafka_message_read(const rd_kafka_message_t *from, struct str topic, struct arena *arena,
+                            struct bus_message *to);
 struct kafka_partition *bus_kafka_partition_get(struct kafka_reader *reader,
                                                 unsigned number); /* creates it */
 struct kafka_partition *bus_kafka_partition_find(const struct kafka_reader *reader,

@@ -126,8 +126,8 @@ void bus_kafka_partition_destroy(struct kafka_partition *partition)
 
 /* ---- messages: a key may be missing or any bytes, a payload may be missing, a header that is not text is left out ---- */
 
-static void read_message(const rd_kafka_message_t *from, struct str topic, struct arena *arena,
-                         struct bus_message *to)
+void bus_kafka_message_read(const rd_kafka_message_t *from, struct str topic, struct arena *arena,
+                            struct bus_message *to)
 {
     rd_kafka_timestamp_type_t type;
     int64_t at_ms = rd_kafka_message_timestamp(from, &type);
@@ -193,7 +193,7 @@ static void run_partition(struct worker_job *work)
     pthread_mutex_unlock(&reader->lock);
     struct bus_message *messages = arena_alloc(&arena, (count + 1) * sizeof messages[0]);
     for (size_t i = 0; i < count; i++)
-        read_message(items[i], consumer->topic->name, &arena, &messages[i]);
+        bus_kafka_message_read(items[i], consumer->topic->name, &arena, &messages[i]);
     pthread_mutex_lock(&reader->lock);
     count = bus_slots_enter(&reader->slots, &partition->slot, messages, count);
     pthread_mutex_unlock(&reader->lock);

@@ -11,9 +11,8 @@ static int ask_ms(int64_t deadline_ns)
     return left_ms > 0 ? (int)left_ms : 1;
 }
 
-/* 0: the topic does not exist. */
-static rd_kafka_resp_err_t count_partitions(rd_kafka_t *rk, const char *name, int64_t deadline_ns,
-                                            unsigned *count)
+rd_kafka_resp_err_t bus_kafka_partitions_count(rd_kafka_t *rk, const char *name, int64_t deadline_ns,
+                                               unsigned *count)
 {
     const struct rd_kafka_metadata *metadata;
     rd_kafka_topic_t *topic = rd_kafka_topic_new(rk, name, NULL);
@@ -63,7 +62,7 @@ enum status bus_kafka_positions(const struct bus_kafka_config *config, const cha
         rd_kafka_conf_destroy(conf);
         return error_set(error, STATUS_CONFIG, "kafka: %s", why);
     }
-    rd_kafka_resp_err_t refusal = count_partitions(rk, topic, deadline_ns, count);
+    rd_kafka_resp_err_t refusal = bus_kafka_partitions_count(rk, topic, deadline_ns, count);
     if (!refusal)
         refusal = ask_positions(rk, topic, deadline_ns, positions, *count);
     bus_kafka_client_close(rk);

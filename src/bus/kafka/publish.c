@@ -166,8 +166,8 @@ static enum status await_broker(struct kafka *kafka, const struct bus_message *m
 }
 
 /* An empty payload is not Kafka's null, which means a deletion to some readers. */
-static rd_kafka_resp_err_t produce(rd_kafka_t *rk, const char *topic, const struct bus_message *message,
-                                   void *opaque)
+rd_kafka_resp_err_t bus_kafka_produce(rd_kafka_t *rk, const char *topic, const struct bus_message *message,
+                                      void *opaque)
 {
     rd_kafka_headers_t *headers = message->header_count ? rd_kafka_headers_new(message->header_count) : NULL;
     const char *payload = message->payload.ptr ? message->payload.ptr : "";
@@ -215,7 +215,7 @@ static void send_all(struct kafka *kafka, struct request *request, const struct 
         request->pending++;
         for (;;) {
             pthread_mutex_unlock(&kafka->lock);
-            failure = produce(producer, topic->spec.name, &placed, report);
+            failure = bus_kafka_produce(producer, topic->spec.name, &placed, report);
             pthread_mutex_lock(&kafka->lock);
             if (failure != RD_KAFKA_RESP_ERR__QUEUE_FULL || clock_ms_left(deadline_ns) == 0 ||
                 kafka_is_ending(kafka))

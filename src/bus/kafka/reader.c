@@ -100,12 +100,13 @@ static void close_consumer(struct kafka_reader *reader)
 {
     struct kafka *kafka = reader->kafka;
     int64_t limit_ns = clock_deadline_ms(CLOSE_MS);
+    bool is_left = true;
 
     bus_kafka_group_leave(reader, rd_kafka_assignment_lost(reader->rk));
     bus_kafka_locks_leave(reader);
     if (atomic_load(&kafka->bus.is_up)) {
-        /* Others need not wait for the end of the session. The rebalance that librdkafka requests meanwhile has to be answered:
-         * without it the handle would never end. */
+        /* Others need not wait for the end of the session. The rebalance that librdkafka requests meanwhile has to be answered. */
+        reader->is_closing = true;
         rd_kafka_error_t *error = rd_kafka_consumer_close_queue(reader->rk, reader->queue);
         while (!error && !rd_kafka_consumer_closed(reader->rk) && clock_mono_ns() < limit_ns &&
                atomic_load(&kafka->bus.is_up) && !atomic_load(&kafka->is_interrupted)) {
@@ -113,10 +114,9 @@ static void close_consumer(struct kafka_reader *reader)
             if (message)
                 rd_kafka_message_destroy(message);
         }
+        is_left = error || rd_kafka_consumer_closed(reader->rk);
         if (error)
             rd_kafka_error_destroy(error);
-        else if (!rd_kafka_consumer_closed(reader->rk))
-            rd_kafka_assign(reader->rk, NULL);
     }
     pthread_mutex_lock(&reader->lock);
     while (reader->running > 0) /* they hold messages of this handle */
@@ -128,9 +128,12 @@ static void close_consumer(struct kafka_reader *reader)
     pthread_mutex_unlock(&reader->lock);
     rd_kafka_queue_destroy(queue);
     rd_kafka_queue_destroy(reader->commits);
-    bus_kafka_client_close(rk);
+    if (is_left)
+        bus_kafka_client_close(rk);
+    else
+        bus_kafka_client_close_assigned(rk);
     bus_kafka_reader_move(reader, READER_CLOSED);
-    reader->is_committing = reader->is_broken = false;
+    reader->is_committing = reader->is_broken = reader->is_closing = false;
 }
 
 /* ---- poll ---- */

@@ -263,6 +263,7 @@ static void nats_destroy(struct bus *bus)
 }
 
 static const struct bus_driver driver = {
+    .engine = "nats",
     .publish = bus_nats_publish,
     .subscribe = nats_subscribe,
     .start = nats_start,

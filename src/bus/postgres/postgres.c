@@ -244,6 +244,7 @@ static void postgres_destroy(struct bus *bus)
 
 static const struct bus_driver driver = {
     .name = "PostgreSQL",
+    .engine = "postgres",
     .can_relax = true,
     .publish = bus_postgres_publish,
     .wake = postgres_wake,

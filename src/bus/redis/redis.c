@@ -158,6 +158,7 @@ static void redis_destroy(struct bus *bus)
 
 static const struct bus_driver redis_driver = {
     .name = "Redis",
+    .engine = "redis",
     .lacks_shared = true,
     .publish = bus_redis_publish,
     .subscribe = redis_reader_create,

@@ -1,4 +1,7 @@
 /* The Kafka driver: groups: who has a partition, how often a message was tried, how much a group has not read. */
+#include <librdkafka/rdkafka.h>
+#include <stdatomic.h>
+
 #include "base/metrics.h"
 #include "kafka_fixture.h"
 #include "test_kafka.h"
@@ -38,6 +41,46 @@ static void test_a_rebalance_waits_for_the_handler(void **state)
     assert_int_equal(recorder_times(&recorders[0], 2) + recorder_times(&recorders[1], 2), 1);
     for (int i = 0; i < 2; i++)
         recorder_deinit(&recorders[i]);
+}
+
+/* When its last rebalance is answered, librdkafka may end the group before it answers a question, and then never does. */
+static rd_kafka_t *_Atomic closing;
+static atomic_uint asked, asked_too_late;
+
+rd_kafka_error_t *__real_rd_kafka_consumer_close_queue(rd_kafka_t *rk, rd_kafka_queue_t *queue);
+rd_kafka_error_t *__wrap_rd_kafka_consumer_close_queue(rd_kafka_t *rk, rd_kafka_queue_t *queue);
+rd_kafka_error_t *__wrap_rd_kafka_consumer_close_queue(rd_kafka_t *rk, rd_kafka_queue_t *queue)
+{
+    atomic_store(&closing, rk);
+    return __real_rd_kafka_consumer_close_queue(rk, queue);
+}
+
+rd_kafka_resp_err_t __real_rd_kafka_assignment(rd_kafka_t *rk, rd_kafka_topic_partition_list_t **partitions);
+rd_kafka_resp_err_t __wrap_rd_kafka_assignment(rd_kafka_t *rk, rd_kafka_topic_partition_list_t **partitions);
+rd_kafka_resp_err_t __wrap_rd_kafka_assignment(rd_kafka_t *rk, rd_kafka_topic_partition_list_t **partitions)
+{
+    atomic_fetch_add(atomic_load(&closing) == rk ? &asked_too_late : &asked, 1);
+    return __real_rd_kafka_assignment(rk, partitions);
+}
+
+/* C7: it was seen with 12 readers on a loaded machine, which waited for ever. */
+static void test_a_reader_that_leaves_its_group_asks_nothing_that_may_not_be_answered(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "leaving", .partitions = 2};
+    struct process process;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    kafka_open(&process, &topic, 1);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "leaving"});
+    process_start(&process);
+    await_ready(&recorder);
+    atomic_store(&asked_too_late, 0);
+    process_close(&process);
+    assert_true(atomic_load(&asked) > 0);
+    assert_true(atomic_load(&closing) != NULL);
+    assert_int_equal(atomic_load(&asked_too_late), 0);
+    recorder_deinit(&recorder);
 }
 
 #define MOVED 8
@@ -165,6 +208,7 @@ int kafka_run_groups(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_rebalance_waits_for_the_handler),
+        cmocka_unit_test(test_a_reader_that_leaves_its_group_asks_nothing_that_may_not_be_answered),
         cmocka_unit_test(test_a_partition_that_comes_back_has_no_attempts),
         cmocka_unit_test(test_the_lag_is_shown),
         cmocka_unit_test(test_a_frozen_broker_holds_up_no_stop_behind_a_backlog),

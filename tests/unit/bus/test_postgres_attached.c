@@ -96,7 +96,8 @@ static void test_what_is_left_to_the_commit_of_an_attached_message_is_there_once
 #define MISLEAD \
     "SELECT count(pg_notify('freshet_bus', '0123456789abcdef:unlikely:0:1:k,5:71000,1:h,4:v:1,,'))"
 
-/* One that nobody was likely to handle is claimed without its attached message, which then is not tried on what comes behind it. */
+/* One that nobody was likely to handle is claimed without its attached message, which then is not tried on what comes after it. On a
+ * slow machine the process may find the next message while the misleading one still fails, and see it once more by its notice. */
 static void test_an_attached_message_is_used_once_or_never(void **state)
 {
     (void)state;
@@ -123,8 +124,12 @@ static void test_an_attached_message_is_used_once_or_never(void **state)
     }
     process_close(&publisher);
     process_close(&consumer);
-    for (int i = 1; i <= 20; i++)
-        assert_int_equal(recorder_times(&recorder, 71000 + i), 1);
+    int seen_once = 0;
+    for (int i = 1; i <= 20; i++) {
+        assert_int_equal(sql_count_effects(71000 + i), 1);
+        seen_once += recorder_times(&recorder, 71000 + i) == 1;
+    }
+    assert_in_range(seen_once, 1, 20);
     recorder_deinit(&recorder);
 }
 
