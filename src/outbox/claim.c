@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "outbox/outbox_inside.h"
 
 enum {
@@ -61,15 +62,13 @@ int64_t outbox_backoff_ms(const struct outbox_settings *settings, int64_t attemp
 
 /* ---- results ---- */
 
-void outbox_batch_set(struct outbox_batch *batch, size_t at, enum outbox_result_kind kind, const char *format,
-                      ...)
+static void set_result(struct outbox_result *result, enum outbox_result_kind kind, const char *format,
+                       va_list args) PRINTF_LIKE(3, 0);
+static void set_result(struct outbox_result *result, enum outbox_result_kind kind, const char *format,
+                       va_list args)
 {
-    struct outbox_result *result = &batch->results[at];
-    va_list args;
     result->kind = kind;
-    va_start(args, format);
     int len = vsnprintf(result->reason, sizeof result->reason, format, args);
-    va_end(args);
     struct str whole = str_from(result->reason);
     if (len >= (int)sizeof result->reason) /* it may end inside a character */
         whole = str_utf8_cut(whole, whole.len - 1);
@@ -78,6 +77,23 @@ void outbox_batch_set(struct outbox_batch *batch, size_t at, enum outbox_result_
     if (!str_is_utf8(whole))
         for (char *c = result->reason; *c; c++)
             *c = *c & 0x80 ? '?' : *c;
+}
+
+void outbox_result_set(struct outbox_result *result, enum outbox_result_kind kind, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    set_result(result, kind, format, args);
+    va_end(args);
+}
+
+void outbox_batch_set(struct outbox_batch *batch, size_t at, enum outbox_result_kind kind, const char *format,
+                      ...)
+{
+    va_list args;
+    va_start(args, format);
+    set_result(&batch->results[at], kind, format, args);
+    va_end(args);
 }
 
 /* The event is published again later, so later events of its aggregate wait. */
@@ -109,46 +125,119 @@ void outbox_results_conclude(struct outbox *outbox)
         if (result->kind == OUTBOX_RETRY && claim->events[i].attempts + 1 >= outbox->settings.attempts_max)
             result->kind = OUTBOX_POISON;
     }
+    for (size_t i = 0; i < outbox->late_count; i++) {
+        struct outbox_late *late = &outbox->late[i];
+        if (late->result.kind == OUTBOX_RETRY && late->attempts + 1 >= outbox->settings.attempts_max)
+            late->result.kind = OUTBOX_POISON;
+    }
+}
+
+/* ---- late events: left under way by their publisher ---- */
+
+void outbox_late_add(struct outbox *outbox)
+{
+    const struct outbox_claim *claim = &outbox->claim;
+    size_t count = 0;
+    for (size_t i = 0; i < claim->count; i++)
+        count += claim->results[i].kind == OUTBOX_UNDER_WAY;
+    if (count == 0)
+        return;
+    pthread_mutex_lock(&outbox->lock);
+    outbox->late = memory_realloc_array(outbox->late, outbox->late_count + count, sizeof *outbox->late);
+    for (size_t i = 0; i < claim->count; i++) {
+        if (claim->results[i].kind != OUTBOX_UNDER_WAY)
+            continue;
+        struct outbox_late *late = &outbox->late[outbox->late_count++];
+        *late = (struct outbox_late){.result = claim->results[i], .attempts = claim->events[i].attempts};
+        snprintf(late->id, sizeof late->id, "%.*s", STR_ARG(claim->events[i].id));
+        memcpy(late->claim_id, claim->id, sizeof late->claim_id);
+    }
+    pthread_mutex_unlock(&outbox->lock);
+}
+
+/* Those that are settled now. */
+static void remove_settled(struct outbox *outbox)
+{
+    size_t kept = 0;
+    pthread_mutex_lock(&outbox->lock);
+    for (size_t i = 0; i < outbox->late_count; i++)
+        if (outbox->late[i].result.kind == OUTBOX_UNDER_WAY)
+            outbox->late[kept++] = outbox->late[i];
+    outbox->late_count = kept;
+    pthread_mutex_unlock(&outbox->lock);
+}
+
+size_t outbox_late_ended(const struct outbox *outbox)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < outbox->late_count; i++)
+        count += outbox->late[i].result.kind != OUTBOX_UNDER_WAY;
+    return count;
 }
 
 /* ---- settle ---- */
 
-static void add_settle(struct outbox *outbox, struct db_conn *conn)
+/* The arrays of the statement. */
+struct settled {
+    struct buf claims, ids, results, pauses, reasons;
+    size_t count;
+};
+
+static void put_settled(struct outbox *outbox, struct settled *settled, const char *claim_id, struct str id,
+                        const struct outbox_result *result, int64_t attempts)
 {
-    struct outbox_claim *claim = &outbox->claim;
     static const char *const words[] = {[OUTBOX_DONE] = "done",
                                         [OUTBOX_RETRY] = "retry",
                                         [OUTBOX_POISON] = "dead",
                                         [OUTBOX_RELEASE] = "released",
                                         [OUTBOX_OUTAGE] = "outage"};
-    struct buf results = {0}, pauses = {0}, reasons = {0};
+    struct outbox_claim *claim = &outbox->claim;
+    int64_t pause_ms = 0;
+    if (result->kind == OUTBOX_UNDER_WAY)
+        return;
+    if (result->kind == OUTBOX_RETRY) {
+        pause_ms = outbox_backoff_ms(&outbox->settings, attempts + 1);
+        if (!claim->backoff_ms || pause_ms < claim->backoff_ms)
+            claim->backoff_ms = pause_ms;
+    }
+    if (result->kind == OUTBOX_OUTAGE)
+        pause_ms = claim->outage_pause_ms;
+    settled->count++;
+    db_array_put(&settled->claims, str_from(claim_id));
+    db_array_put(&settled->ids, id);
+    db_array_put(&settled->results, str_from(words[result->kind]));
+    db_array_put_i64(&settled->pauses, pause_ms);
+    db_array_put(&settled->reasons, str_from(result->reason));
+}
+
+/* Adds the statement that settles everything that has a result; returns how many that are. */
+static size_t add_settle(struct outbox *outbox, struct db_conn *conn)
+{
+    const struct outbox_claim *claim = &outbox->claim;
+    struct settled settled = {0};
     size_t done = 0;
     while (done < claim->count && claim->results[done].kind == OUTBOX_DONE)
         done++;
-    if (done == claim->count && !log_enabled(LOG_LEVEL_DEBUG)) { /* which needs the names of events */
+    if (done == claim->count && outbox_late_ended(outbox) == 0 &&
+        !log_enabled(LOG_LEVEL_DEBUG)) { /* which needs the names of events */
         db_pipeline_add(conn, &outbox->sql.settle_done,
                         DB_PARAMS(db_uuid(str_from(claim->id)), db_text_array(buf_str(&claim->ids))));
-        return;
+        return done;
     }
-    for (size_t i = 0; i < claim->count; i++) {
-        const struct outbox_result *result = &claim->results[i];
-        int64_t pause_ms = 0;
-        if (result->kind == OUTBOX_RETRY) {
-            pause_ms = outbox_backoff_ms(&outbox->settings, claim->events[i].attempts + 1);
-            if (!claim->backoff_ms || pause_ms < claim->backoff_ms)
-                claim->backoff_ms = pause_ms;
-        }
-        if (result->kind == OUTBOX_OUTAGE)
-            pause_ms = claim->outage_pause_ms;
-        db_array_put(&results, str_from(words[result->kind]));
-        db_array_put_i64(&pauses, pause_ms);
-        db_array_put(&reasons, str_from(result->reason));
-    }
-    db_pipeline_add(conn, &outbox->sql.settle,
-                    DB_PARAMS(db_uuid(str_from(claim->id)), db_text_array(buf_str(&claim->ids)),
-                              db_text_array(db_array_end(&results)), db_text_array(db_array_end(&pauses)),
-                              db_text_array(db_array_end(&reasons))));
-    buf_deinit(&results), buf_deinit(&pauses), buf_deinit(&reasons);
+    for (size_t i = 0; i < claim->count; i++)
+        put_settled(outbox, &settled, claim->id, claim->events[i].id, &claim->results[i],
+                    claim->events[i].attempts);
+    for (size_t i = 0; i < outbox->late_count; i++)
+        put_settled(outbox, &settled, outbox->late[i].claim_id, str_from(outbox->late[i].id),
+                    &outbox->late[i].result, outbox->late[i].attempts);
+    db_pipeline_add(
+        conn, &outbox->sql.settle,
+        DB_PARAMS(db_text_array(db_array_end(&settled.claims)), db_text_array(db_array_end(&settled.ids)),
+                  db_text_array(db_array_end(&settled.results)), db_text_array(db_array_end(&settled.pauses)),
+                  db_text_array(db_array_end(&settled.reasons))));
+    buf_deinit(&settled.claims), buf_deinit(&settled.ids), buf_deinit(&settled.results);
+    buf_deinit(&settled.pauses), buf_deinit(&settled.reasons);
+    return settled.count;
 }
 
 /* ---- claim ---- */
@@ -166,7 +255,7 @@ static unsigned cursor_columns(const struct outbox_table *table)
 }
 
 /* The claim's id is known here before the database has it: if the reply is lost, the claim can still be released. */
-static void add_claim(struct outbox *outbox, struct db_conn *conn)
+static void add_claim(struct outbox *outbox, struct db_conn *conn, struct buf *left_out)
 {
     struct outbox_claim *claim = &outbox->claim;
     const struct outbox_settings *settings = &outbox->settings;
@@ -176,13 +265,14 @@ static void add_claim(struct outbox *outbox, struct db_conn *conn)
     int64_t stride = !table->turn ? OUTBOX_STRIDE : settings->batch < TURNS ? 1 : settings->batch / TURNS;
     struct uuid uuid = uuid_random();
     uuid_format(&uuid, claim->doubtful);
-    struct db_param params[OUTBOX_CLAIM_PARAMS + OUTBOX_AGGREGATE_MAX + 1] = {
+    struct db_param params[OUTBOX_CLAIM_PARAMS + OUTBOX_AGGREGATE_MAX + 2] = {
         db_i64(walk_max(outbox)), db_i64(settings->batch),    db_uuid(str_from(claim->doubtful)),
         db_cstr(outbox->worker),  db_i64(settings->lease_ms), db_i64(stride),
     };
     for (unsigned i = 0; i < columns; i++)
         params[OUTBOX_CLAIM_PARAMS + i] = db_text(from_middle ? claim->cursor[i] : STR(""));
-    params[OUTBOX_CLAIM_PARAMS + columns] = DB_END;
+    params[OUTBOX_CLAIM_PARAMS + columns] = table->turn ? db_text_array(db_array_end(left_out)) : DB_END;
+    params[OUTBOX_CLAIM_PARAMS + columns + (table->turn != NULL)] = DB_END;
     bool is_after = from_middle && table->sequence;
     db_pipeline_add(conn, is_after ? &outbox->sql.claim_after : &outbox->sql.claim_first, params);
 }
@@ -270,8 +360,11 @@ enum status outbox_claim_exchange(struct outbox *outbox, struct db_conn *conn, b
                                   int64_t deadline_ns, struct error *error)
 {
     struct outbox_claim *claim = &outbox->claim;
+    const struct outbox_later *later = outbox->config.later;
     struct db_result *results[STATEMENTS_MAX] = {NULL};
-    bool settles = claim->count > 0;
+    struct buf left_out = {0};
+    size_t unsettled = 0;
+    bool settles = claim->count > 0 || outbox_late_ended(outbox) > 0;
     int64_t sent_ns = clock_mono_ns();
     claim->backoff_ms = 0;
     claim->settled = 0;
@@ -282,15 +375,22 @@ enum status outbox_claim_exchange(struct outbox *outbox, struct db_conn *conn, b
             return status;
         claim->doubtful[0] = '\0';
     }
-    if (!settles && !claims)
+    if (claims && later)
+        claims = later->may_claim(outbox->config.context, &left_out);
+    if (!claims)
+        claim->more = false;
+    if (!settles && !claims) {
+        buf_deinit(&left_out);
         return STATUS_OK;
+    }
     db_pipeline_begin(conn);
     db_pipeline_add(conn, &db_begin_sql, DB_NO_PARAMS);
     db_pipeline_add(conn, &local_sql, DB_NO_PARAMS);
     if (settles)
-        add_settle(outbox, conn);
+        unsettled = add_settle(outbox, conn);
     if (claims)
-        add_claim(outbox, conn);
+        add_claim(outbox, conn, &left_out);
+    buf_deinit(&left_out);
     db_pipeline_add(conn, &db_commit_sql, DB_NO_PARAMS);
     size_t count = 3 + (size_t)settles + (size_t)claims;
     enum status status = db_pipeline_end(conn, deadline_ns, results, count, NULL, error);
@@ -301,9 +401,10 @@ enum status outbox_claim_exchange(struct outbox *outbox, struct db_conn *conn, b
     if (settles) {
         claim->settled = db_result_rows(results[AT_SETTLE]);
         outbox_report_settled(outbox->config.table, results[AT_SETTLE]);
-        if (claim->settled < claim->count)
+        if (claim->settled < unsettled)
             log_warn("outbox_claim_lost", LOG_CSTR("module", outbox->config.table->module),
-                     LOG_INT("events", claim->count - claim->settled));
+                     LOG_INT("events", unsettled - claim->settled));
+        remove_settled(outbox);
     }
     db_result_free(claim->rows);
     claim->rows = NULL;

@@ -91,16 +91,20 @@ static void set_publishing(struct outbox *outbox, bool is_publishing)
     pthread_mutex_unlock(&outbox->lock);
 }
 
-static void publish_batch(struct outbox *outbox)
+/* Also without a batch, when only late events are under way. */
+static void publish_batch(struct outbox *outbox, int64_t until_ns)
 {
     struct outbox_claim *claim = &outbox->claim;
-    const struct outbox_event *first = &claim->events[0];
-    int64_t lost_claims = first->claims - first->attempts - 1; /* a suspect is claimed alone */
+    const struct outbox_event *first = claim->count > 0 ? &claim->events[0] : NULL;
+    int64_t lost_claims = first ? first->claims - first->attempts - 1 : 0; /* a suspect is claimed alone */
     struct outbox_batch batch = {
         .events = claim->events,
         .count = claim->count,
         .results = claim->results,
         .deadline_ns = claim->claimed_ns + outbox->settings.lease_ms * CLOCK_NS_PER_MS,
+        .late = outbox->late,
+        .late_count = outbox->late_count,
+        .until_ns = until_ns,
     };
     if (task_is_stopping(outbox->step)) {
         for (size_t i = 0; i < batch.count; i++)
@@ -115,6 +119,15 @@ static void publish_batch(struct outbox *outbox)
         set_publishing(outbox, false);
     }
     claim->is_relaxed = batch.is_relaxed;
+    outbox_late_add(outbox);
+    outbox_results_conclude(outbox);
+}
+
+static void end_late(struct outbox *outbox)
+{
+    struct outbox_batch batch = {.late = outbox->late, .late_count = outbox->late_count, .is_last = true};
+    if (batch.late_count > 0)
+        outbox->config.publish(outbox->config.context, &batch);
     outbox_results_conclude(outbox);
 }
 
@@ -131,13 +144,15 @@ static int64_t outbox_step(struct task *task, void *context)
         return exchange_failed(outbox, &error);
     if (claim->count == 0 && claim->more)
         return TASK_NOW;
-    if (claim->count == 0) {
-        int64_t poll_ns =
-            db_poll_is_up(outbox->poll) ? TASK_IDLE : TASK_MS(backoff_spread_ms(outbox->settings.poll_ms));
-        bool is_due_first = outbox->due_ns != CLOCK_NEVER && outbox->due_ns - now_ns < poll_ns;
-        return is_due_first ? outbox->due_ns - now_ns : poll_ns;
-    }
-    publish_batch(outbox);
+    int64_t pause_ns =
+        db_poll_is_up(outbox->poll) ? TASK_IDLE : TASK_MS(backoff_spread_ms(outbox->settings.poll_ms));
+    if (outbox->due_ns != CLOCK_NEVER && outbox->due_ns - now_ns < pause_ns)
+        pause_ns = outbox->due_ns - now_ns;
+    if (claim->count == 0 && outbox->late_count == 0)
+        return pause_ns;
+    publish_batch(outbox, pause_ns == TASK_IDLE ? CLOCK_NEVER : now_ns + pause_ns);
+    if (claim->count == 0) /* also when it stops: outbox_stop() ends what is under way */
+        return TASK_NOW;
     const struct outbox_result *outage = NULL;
     bool is_any_tried = false;
     for (size_t i = 0; i < claim->count; i++) {
@@ -178,26 +193,33 @@ static int64_t outbox_extend_lease(struct task *task, void *context)
 {
     struct outbox *outbox = context;
     int64_t lease_ns = outbox->settings.lease_ms * CLOCK_NS_PER_MS, now_ns = clock_mono_ns();
-    char id[UUID_TEXT_BYTES];
-    struct buf ids = {0};
+    struct buf claims = {0}, ids = {0};
     pthread_mutex_lock(&outbox->lock);
-    bool is_due = outbox->is_publishing && now_ns - outbox->leased_ns >= lease_ns / 6;
-    if (is_due) {
-        memcpy(id, outbox->claim.id, sizeof id);
-        buf_put_str(&ids, buf_str(&outbox->claim.ids));
+    bool is_due =
+        outbox->is_publishing && outbox->claim.count > 0 && now_ns - outbox->leased_ns >= lease_ns / 6;
+    for (size_t i = 0; i < outbox->claim.count && is_due; i++) {
+        db_array_put(&claims, str_from(outbox->claim.id));
+        db_array_put(&ids, outbox->claim.events[i].id);
         outbox->leased_ns = now_ns;
     }
+    for (size_t i = 0; i < outbox->late_count; i++) {
+        db_array_put(&claims, str_from(outbox->late[i].claim_id));
+        db_array_put(&ids, str_from(outbox->late[i].id));
+    }
+    is_due |= outbox->late_count > 0;
     pthread_mutex_unlock(&outbox->lock);
     if (is_due && !task_is_stopping(task)) {
         struct error error = {0};
-        enum status status = db_pool_exec(
-            outbox->pool, &outbox->sql.renew,
-            DB_PARAMS(db_uuid(str_from(id)), db_i64(outbox->settings.lease_ms), db_text_array(buf_str(&ids))),
-            clock_deadline_ms(EXCHANGE_MS), NULL, &error);
+        enum status status =
+            db_pool_exec(outbox->pool, &outbox->sql.renew,
+                         DB_PARAMS(db_text_array(db_array_end(&claims)), db_i64(outbox->settings.lease_ms),
+                                   db_text_array(db_array_end(&ids))),
+                         clock_deadline_ms(EXCHANGE_MS), NULL, &error);
         if (status != STATUS_OK)
             log_warn("outbox_lease_not_renewed", LOG_CSTR("module", outbox->config.table->module),
                      LOG_ERROR_FIELDS(&error));
     }
+    buf_deinit(&claims);
     buf_deinit(&ids);
     return lease_ns / 3;
 }
@@ -374,13 +396,17 @@ void outbox_start(struct outbox *outbox)
 void outbox_wake(struct outbox *outbox)
 {
     task_wake(outbox->step);
+    if (outbox->config.later)
+        outbox->config.later->wake(outbox->config.context);
 }
 
 void outbox_stop(struct outbox *outbox, int64_t grace_ms)
 {
     int64_t deadline_ns = clock_deadline_ms(grace_ms);
     bool is_ended = task_stop(outbox->step, TASK_MS(grace_ms));
-    if (is_ended && (outbox->claim.count > 0 || outbox->claim.doubtful[0])) {
+    if (is_ended)
+        end_late(outbox);
+    if (is_ended && (outbox->claim.count > 0 || outbox->claim.doubtful[0] || outbox_late_ended(outbox) > 0)) {
         struct error error = {0};
         if (outbox_exchange(outbox, false, deadline_ns, &error) != STATUS_OK)
             log_warn("outbox_not_settled", LOG_CSTR("module", outbox->config.table->module),
@@ -414,6 +440,7 @@ void outbox_destroy(struct outbox *outbox)
     buf_deinit(&outbox->claim.cursor_text);
     db_pool_destroy(outbox->pool);
     db_pool_destroy(outbox->upkeep_pool);
+    free(outbox->late);
     arena_deinit(&outbox->arena);
     pthread_mutex_destroy(&outbox->lock);
     free(outbox);

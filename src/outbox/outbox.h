@@ -8,7 +8,8 @@
  *   claim      one statement walks the heads, the first live event of each aggregate, locks those that are due and takes a run
  *      │       from each: marked with a new claim id, and leased by the database's clock
  *      ▼
- *   publish    the owner's callback, outside any transaction: a result for each event; the lease is extended meanwhile
+ *   publish    the owner's callback, outside any transaction: a result for each event; the lease is extended meanwhile. A publisher
+ *      │       of independent events may leave slow ones under way, and sets their results later
  *      ▼
  *   settle     where that claim id is still on the row: done, retry after a backoff, FAILED, or released as if it had not been
  *              claimed; in one round trip with the next claim
@@ -44,6 +45,7 @@
 #include "base/arena.h"
 #include "base/setting.h"
 #include "base/status.h"
+#include "base/uuid.h"
 #include "bus/bus.h"
 #include "db/db.h"
 #include "loop/worker.h"
@@ -86,7 +88,8 @@ struct outbox_table {
     /* Without `sequence`: text in the collation "C", never empty; rows with the same are a tenant's, and tenants take turns. Then the
      * index begins with it. NULL = the row that is due longest is claimed first. */
     const char *turn;
-    const char *event_type; /* an expression over the row `e`: "e.event_type", "'invalidation'" */
+    const char *tenant;     /* an expression over the row `e`: whose event it is; NULL = not known */
+    const char *event_type; /* the same: "e.event_type", "'invalidation'" */
     const char *payload;    /* the same: "e.payload" */
     bool payload_is_bytes;  /* bytea */
     const char *extra[OUTBOX_EXTRA_MAX + 1]; /* further expressions for the publisher; NULL ends it */
@@ -138,13 +141,25 @@ enum outbox_result_kind {
     /* The bus or receiver is unavailable. The row shows attempt, error and next try; it never becomes FAILED by it. The engine
      * pauses, at most OUTBOX_OUTAGE_PAUSE_MS_MAX. */
     OUTBOX_OUTAGE,
+    /* publish() goes on with it: it stays claimed, and is one of batch->late from then on. Of tables without order, with `later`. */
+    OUTBOX_UNDER_WAY,
 };
 enum { OUTBOX_OUTAGE_PAUSE_MS_MAX = 2000 };
 
 #define OUTBOX_REASON_BYTES 256
 struct outbox_result {
     enum outbox_result_kind kind;
-    char reason[OUTBOX_REASON_BYTES]; /* of RETRY, POISON and OUTAGE; UTF-8, no payload */
+    union {
+        char reason[OUTBOX_REASON_BYTES]; /* of RETRY, POISON and OUTAGE; UTF-8, no payload */
+        void *call;                       /* of UNDER_WAY: the publisher's */
+    };
+};
+
+struct outbox_late {             /* an event that an earlier publish() left under way */
+    struct outbox_result result; /* UNDER_WAY, with its call, until publish() sets another one */
+    /* the engine's */
+    char id[UUID_TEXT_BYTES], claim_id[UUID_TEXT_BYTES];
+    int64_t attempts;
 };
 
 struct outbox_batch {
@@ -154,11 +169,19 @@ struct outbox_batch {
     int64_t deadline_ns;           /* one lease after the claim: wait no longer */
     /* Set by publish(): the messages are on the table's own server, which may not have them on its disk yet. */
     bool is_relaxed;
+
+    /* For a publisher with `later`; `count` may be 0. */
+    struct outbox_late *late;
+    size_t late_count;
+    int64_t until_ns; /* with nothing new to publish: return at this time, also without a result */
+    bool is_last;     /* the engine stops: leave nothing under way */
 };
 
-/* The result of events[at]; the format is that of its reason. */
+/* The result of events[at], or any; the format is that of its reason. */
 void outbox_batch_set(struct outbox_batch *batch, size_t at, enum outbox_result_kind kind, const char *format,
                       ...) PRINTF_LIKE(4, 5);
+void outbox_result_set(struct outbox_result *result, enum outbox_result_kind kind, const char *format, ...)
+    PRINTF_LIKE(3, 4);
 /* An earlier event of its aggregate is not published yet, so this one must not be published before it. For publishers that
  * publish one by one; the result of such an event is ignored. */
 bool outbox_batch_is_held(const struct outbox_batch *batch, size_t at);
@@ -201,6 +224,15 @@ void outbox_messages_publish(struct bus *bus, struct outbox_batch *batch, outbox
                              void *context);
 
 /* ---- the engine ---- */
+
+/* For a publisher that goes on with slow events while the engine settles the others and claims more (OUTBOX_UNDER_WAY). Its
+ * publish() is called again and again while any is under way, and returns when there is something to settle or to claim. */
+struct outbox_later {
+    /* Before a claim: may more events be claimed? Puts the tenants (`turn`) that must not be among them into a text[]. */
+    bool (*may_claim)(void *context, struct buf *left_out);
+    void (*wake)(void *context); /* any thread: there may be more to claim, so publish() should return soon */
+};
+
 struct outbox;
 struct outbox_config {
     const struct outbox_table *table;
@@ -211,6 +243,7 @@ struct outbox_config {
     int64_t pace_ms;                /* between claims while events trickle in; 0 = 4 ms */
     void *context;
     void (*publish)(void *context, struct outbox_batch *batch);
+    const struct outbox_later *later; /* NULL = every event has its result when publish() returns */
 };
 
 /* Opens nothing yet. CONFIG when the target is invalid. */
@@ -237,19 +270,36 @@ void outbox_log_enqueued(const struct outbox_table *table, struct str event_type
 enum { OUTBOX_NOTICE_WINDOW_US = 1000 }; /* of the notifier */
 void outbox_notify(const struct outbox_table *table, struct db_notifier *notifier);
 
-/* ---- operator.c: `freshet outbox` (O4). Blocking, on the caller's connection. ---- */
-enum outbox_state { OUTBOX_PENDING, OUTBOX_IN_FLIGHT, OUTBOX_PUBLISHED, OUTBOX_FAILED };
+/* ---- operator.c: `freshet outbox` (O4) and /v1/ops/outboxes. Blocking, on the caller's connection. ---- */
+enum outbox_state {
+    OUTBOX_PENDING,
+    OUTBOX_IN_FLIGHT,
+    OUTBOX_PUBLISHED,
+    OUTBOX_FAILED,
+    OUTBOX_STUCK, /* failed; or live, and an attempt has failed or it is leased for too long */
+    OUTBOX_STATES
+};
 const char *outbox_state_name(enum outbox_state state); /* "failed" */
+#define OUTBOX_LEASED_LONG_SQL "5 minutes" /* the age at which an event should not be in flight any more */
+
+/* SQL of a table for views: the template with each @name replaced (sql.c), over the row `e`. Conditions of a state; of STUCK its live rows
+ * only: the failed ones are those of FAILED. */
+struct str outbox_expand(const struct outbox_table *table, const char *template, struct arena *arena);
+const char *outbox_condition(enum outbox_state state);
 
 struct outbox_selection {   /* all conditions hold; empty = any */
     struct str ids;         /* text[] literal of db_array_*(); ptr NULL = any */
     struct str first, last; /* sequence, inclusive; ptr NULL = open */
     struct str aggregate;   /* its columns joined by '/'; ptr NULL = any */
-    struct str since;       /* created_at: from this moment on, as PostgreSQL reads it; ptr NULL = open */
+    struct str since,
+        until; /* created_at: from this moment on, before this one, as PostgreSQL reads it; ptr NULL = open */
+    struct str event_type, tenant; /* ptr NULL = any */
+    struct str error;              /* a part of the last error; ptr NULL = any */
+    bool only_failed;              /* of a retry: not those that wait for their next attempt */
     int64_t rows_max;
 };
 
-/* Rows: id, aggregate joined by '/', sequence, event type, attempts, claims, age in seconds, last error. */
+/* Rows: id, aggregate joined by '/', sequence, event type, attempts, claims, age in seconds, last error, state, locked by, next retry. */
 enum status outbox_list(struct db_conn *conn, const struct outbox_table *table, enum outbox_state state,
                         const struct outbox_selection *selection, int64_t deadline_ns,
                         struct db_result **rows, struct error *error) MUST_CHECK;
@@ -258,7 +308,8 @@ enum status outbox_list(struct db_conn *conn, const struct outbox_table *table, 
 enum status outbox_count(struct db_conn *conn, const struct outbox_table *table, int64_t deadline_ns,
                          struct db_result **counts, struct error *error) MUST_CHECK;
 enum outbox_change {
-    OUTBOX_CHANGE_RETRY,   /* FAILED ones become PENDING with their counts at zero */
+    /* FAILED ones, and those that wait for their next attempt, become PENDING with their counts at zero */
+    OUTBOX_CHANGE_RETRY,
     OUTBOX_CHANGE_DISCARD, /* FAILED ones count as published, keep their error, and are deleted by retention */
     OUTBOX_CHANGE_REPUBLISH, /* published ones, again: receivers recognise them by event id and version */
     OUTBOX_CHANGE_UNLOCK,    /* live ones with a lease, such as of a worker that died, can be claimed now */
@@ -266,5 +317,9 @@ enum outbox_change {
 enum status outbox_change(struct db_conn *conn, const struct outbox_table *table, enum outbox_change change,
                           const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
                           struct error *error) MUST_CHECK;
+/* How many it would change. */
+enum status outbox_change_count(struct db_conn *conn, const struct outbox_table *table,
+                                enum outbox_change change, const struct outbox_selection *selection,
+                                int64_t deadline_ns, int64_t *count, struct error *error) MUST_CHECK;
 
 #endif

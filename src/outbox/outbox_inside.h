@@ -65,6 +65,8 @@ enum status outbox_claim_exchange(struct outbox *outbox, struct db_conn *conn, b
                                   int64_t deadline_ns, struct error *error) MUST_CHECK;
 /* Results as they are recorded: the first RETRY of a run releases later events of it, and the last allowed one is POISON. */
 void outbox_results_conclude(struct outbox *outbox);
+void outbox_late_add(struct outbox *outbox); /* what the publisher left under way of the batch */
+size_t outbox_late_ended(const struct outbox *outbox);
 
 /* ---- metrics.c ---- */
 struct outbox_gauges { /* event types whose gauges were set: those that no longer wait are set to 0 */
@@ -106,6 +108,9 @@ struct outbox {
     pthread_mutex_t lock; /* for what follows, and for id and ids of `claim` while it is published */
     bool is_publishing;
     int64_t leased_ns; /* when the lease of the published batch was last extended */
+    /* Changed by the step only; results are the publisher's and the step's. */
+    struct outbox_late *late;
+    size_t late_count;
 };
 
 #endif

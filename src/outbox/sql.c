@@ -93,7 +93,8 @@ static const char delivery_template[] =
     "    RETURNING run.line::text AS line, " CLAIMED ")"
     " SELECT '0', c.* FROM claimed c ORDER BY c.line::bigint";
 
-/* Of a table without order whose rows take turns; $6 rows of a tenant before the others' turn, $7 the tenant to start after.
+/* Of a table without order whose rows take turns; $6 rows of a tenant before the others' turn, $7 the tenant to start after, $8 tenants
+ * that are left out.
  *
  * `after` and `before` hop from one tenant with live rows to the next, whatever their number: to the end, and from the beginning up to
  * $7. `first` takes a few due rows of each until the batch is full; `rest` fills it with further ones of the same tenants. The
@@ -120,7 +121,8 @@ static const char turns_template[] =
     "WITH RECURSIVE " AFTER ", " BEFORE ","
     " first AS MATERIALIZED ("
     "    SELECT w.*, d.* FROM (SELECT row_number() OVER () AS number, h.turn FROM ("
-    "            SELECT turn, is_due FROM after UNION ALL SELECT turn, is_due FROM before) h WHERE h.is_due) w"
+    "            SELECT turn, is_due FROM after UNION ALL SELECT turn, is_due FROM before) h"
+    "        WHERE h.is_due AND h.turn <> ALL ($8)) w"
     "        CROSS JOIN LATERAL (" DUE_ROWS " ORDER BY @due_at LIMIT $6 FOR UPDATE SKIP LOCKED) d"
     "    LIMIT $2),"
     " cut AS MATERIALIZED ("
@@ -155,7 +157,7 @@ static const char turns_template[] =
     "                WHEN (SELECT count(*) FROM before) < 10 * $1 THEN (SELECT turn FROM line WHERE line = 1) END)"
     " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY c.line::bigint";
 
-/* $1 claim id; $2 … $5 arrays: id, result, pause in ms, reason. */
+/* Arrays: $1 claim id, $2 id, $3 result, $4 pause in ms, $5 reason. */
 static const char settle_template[] =
     "UPDATE @table e SET @set_settled"
     "    @attempts = e.@attempts + (v.result IN (@failures))::int,"
@@ -163,12 +165,12 @@ static const char settle_template[] =
     "    @next_attempt_at ="
     "        CASE WHEN v.result IN ('retry', 'outage') THEN now() + v.pause::bigint * interval '1 ms' END,"
     "    @set_outages @set_error @unlock"
-    " FROM unnest($2, $3, $4, $5) AS v (id, result, pause, reason)"
-    " WHERE e.@id = v.id::@id_type AND e.@claim_id = $1"
+    " FROM unnest($1, $2, $3, $4, $5) AS v (claim_id, id, result, pause, reason)"
+    " WHERE e.@id = v.id::@id_type AND e.@claim_id = v.claim_id::uuid"
     " RETURNING v.result, (@event_type)::text,"
     "     (date_part('epoch', now() - e.@created_at) * 1000)::bigint, v.id, v.reason, e.@attempts@logged";
 
-/* The same where all are published: $2 the ids. */
+/* The same where all of one claim are published: $1 its id, $2 the ids. */
 static const char settle_done_template[] =
     "UPDATE @table e SET @set_discarded @next_attempt_at = NULL, @no_error @unlock"
     " FROM unnest($2) AS v (id) WHERE e.@id = v.id::@id_type AND e.@claim_id = $1"
@@ -178,10 +180,10 @@ static const char settle_done_template[] =
 static const char release_template[] =
     "UPDATE @table e SET @set_pending @claims = e.@claims - 1, @unlock WHERE @live AND e.@claim_id = $1";
 
-/* $1 claim id, $2 lease in ms, $3 ids. */
+/* $2 lease in ms; arrays: $1 claim id, $3 id. */
 static const char renew_template[] =
     "UPDATE @table e SET @locked_until = now() + $2 * interval '1 ms'"
-    " FROM unnest($3) AS v (id) WHERE e.@id = v.id::@id_type AND e.@claim_id = $1";
+    " FROM unnest($1, $3) AS v (claim_id, id) WHERE e.@id = v.id::@id_type AND e.@claim_id = v.claim_id::uuid";
 
 static const char gauge_template[] =
     "SELECT (@event_type)::text, count(*),"
@@ -211,6 +213,7 @@ static const struct {
     {"sequence", MEMBER(sequence)},
     {"turn", MEMBER(turn)},
     {"event_type", MEMBER(event_type)},
+    {"tenant", MEMBER(tenant)},
     {"payload_value", MEMBER(payload)},
     {"status", MEMBER(words.column)},
     {"pending", MEMBER(words.pending)},
@@ -278,6 +281,12 @@ static const struct {
     {"no_outages", MEMBER(outages), "@outages = NULL,", ""},
     {"set_outages", MEMBER(outages),
      "@outages = CASE v.result WHEN 'outage' THEN coalesce(e.@outages, 0) + 1 ELSE e.@outages END,", ""},
+    {"is_of_tenant", MEMBER(tenant), "@tenant = $9::text", "$9::text IS NULL"},
+    {"tenant_or_null", MEMBER(tenant), "@tenant", "NULL::text"},
+    {"state", MEMBER(name),
+     "CASE WHEN @is_published THEN 'published' WHEN @is_failed THEN 'failed' WHEN @leased THEN 'in_flight'"
+     " ELSE 'pending' END",
+     ""},
     /* The state of a row, and its changes: by words, or by flags. */
     {"live", MEMBER(words.column), "e.@status IN ('@pending', '@in_flight')",
      "NOT e.@published AND e.@failed_at IS NULL"},

@@ -116,6 +116,7 @@ const struct outbox_table entitlement_outbox_table = {
     .id = {"event_id", "uuid"},
     .aggregate = {{"aggregate_key", "text"}},
     .sequence = "sequence",
+    .tenant = "e.tenant_id",
     .event_type = "e.event_type",
     .payload = "e.payload",
     .extra = {[EXTRA_TENANT] = "e.tenant_id", [EXTRA_TRACEPARENT] = "e.traceparent"},

@@ -75,6 +75,7 @@ static const struct outbox_table intake_outbox_table = {
     .id = {"event_id", "uuid"},
     .aggregate = {{"tenant_id", "text"}, {"sku", "text"}},
     .sequence = "sequence",
+    .tenant = "e.tenant_id",
     .event_type = "e.event_type",
     .payload = "e.payload",
     .extra = {[EXTRA_TENANT] = "e.tenant_id",

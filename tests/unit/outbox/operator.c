@@ -122,6 +122,49 @@ static void test_o4_a_selection_narrows(void **state)
     assert_int_equal(must(OUTBOX_CHANGE_RETRY, &rig_flags, &own), 2);
 }
 
+/* Issue 15, point 3. */
+static void test_stuck_are_failed_ones_and_those_that_do_not_get_on(void **state)
+{
+    (void)state;
+    fill(&rig_flags);
+    assert_int_equal(listed(&rig_flags, OUTBOX_STUCK, &everything), 4);
+    rig_sql("UPDATE public.flag_outbox SET attempt_count = 1, next_attempt_at = now() + interval '1 hour'"
+            " WHERE (payload->>'n')::int = 1");
+    assert_int_equal(listed(&rig_flags, OUTBOX_STUCK, &everything), 5);
+    rig_sql(
+        "UPDATE public.flag_outbox SET created_at = now() - interval '6 minutes' WHERE (payload->>'n')::int = 2");
+    rig_sql(
+        "UPDATE public.flag_outbox SET locked_until = now() + interval '3 hours' WHERE (payload->>'n')::int = 3");
+    assert_int_equal(listed(&rig_flags, OUTBOX_STUCK, &everything), 7);
+    /* what waits for its next attempt is tried now, what another has is left to it */
+    assert_int_equal(must(OUTBOX_CHANGE_RETRY, &rig_flags, &everything), 5);
+    assert_int_equal(rig_sql("SELECT count(*) FROM public.flag_outbox WHERE next_attempt_at IS NOT NULL"), 0);
+    assert_int_equal(listed(&rig_flags, OUTBOX_STUCK, &everything), 2);
+}
+
+static void test_a_count_is_what_the_change_would_change(void **state)
+{
+    (void)state;
+    const struct outbox_selection others[] = {{.rows_max = 3},
+                                              {.rows_max = 100, .tenant = STR("t")},
+                                              {.rows_max = 100, .tenant = STR("other")},
+                                              {.rows_max = 100, .until = STR("2000-01-01T00:00:00Z")},
+                                              {.rows_max = 100, .event_type = STR("nothing")}};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        for (int change = OUTBOX_CHANGE_RETRY; change <= OUTBOX_CHANGE_UNLOCK; change++) {
+            struct error error = {0};
+            int64_t count = -1;
+            fill(&rig_flags);
+            struct db_conn *conn = rig_conn();
+            assert_int_equal(outbox_change_count(conn, &rig_flags, (enum outbox_change)change, &others[i],
+                                                 clock_deadline_ms(PATIENCE_MS), &count, &error),
+                             STATUS_OK);
+            db_release(conn);
+            assert_int_equal(must((enum outbox_change)change, &rig_flags, &others[i]), count);
+            assert_true(i >= 2 ? count == 0 : count > 0);
+        }
+}
+
 static void test_o4_what_was_given_up_comes_back_only_by_its_name(void **state)
 {
     (void)state;
@@ -170,6 +213,8 @@ int run_operator_tests(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_o4_every_action_moves_what_it_says),
         cmocka_unit_test(test_o4_a_selection_narrows),
+        cmocka_unit_test(test_stuck_are_failed_ones_and_those_that_do_not_get_on),
+        cmocka_unit_test(test_a_count_is_what_the_change_would_change),
         cmocka_unit_test(test_o4_what_was_given_up_comes_back_only_by_its_name),
         cmocka_unit_test(test_o4_since_a_moment),
         cmocka_unit_test(test_o4_deliveries_are_chosen_by_whom_they_are_about),

@@ -14,6 +14,7 @@ const struct outbox_table rig_flags = {
     .name = "public.flag_outbox",
     .id = {"id", "bigint"},
     .aggregate = {{"tenant_id", "text"}, {"dict_code", "text"}},
+    .tenant = "e.tenant_id",
     .sequence = "id",
     .event_type = "'changed'",
     .payload = "e.payload",

@@ -41,8 +41,11 @@ static void what_stands_behind_a_retry_is_left(void **state)
 {
     (void)state;
     struct outbox_event events[] = {{.run = 1}, {.run = 1}, {.run = 1}, {.run = 2}, {.run = 2}};
-    struct outbox_result results[] = {
-        {OUTBOX_DONE, ""}, {OUTBOX_RETRY, ""}, {OUTBOX_DONE, ""}, {OUTBOX_POISON, ""}, {OUTBOX_DONE, ""}};
+    struct outbox_result results[] = {{.kind = OUTBOX_DONE},
+                                      {.kind = OUTBOX_RETRY},
+                                      {.kind = OUTBOX_DONE},
+                                      {.kind = OUTBOX_POISON},
+                                      {.kind = OUTBOX_DONE}};
     conclude(events, results, 5);
     assert_int_equal(results[0].kind, OUTBOX_DONE);
     assert_int_equal(results[1].kind, OUTBOX_RETRY);
@@ -55,7 +58,7 @@ static void the_tenth_failure_is_the_last(void **state)
 {
     (void)state;
     struct outbox_event events[] = {{.run = 1, .attempts = 8}, {.run = 2, .attempts = 9}, {.run = 2}};
-    struct outbox_result results[] = {{OUTBOX_RETRY, ""}, {OUTBOX_RETRY, ""}, {OUTBOX_DONE, ""}};
+    struct outbox_result results[] = {{.kind = OUTBOX_RETRY}, {.kind = OUTBOX_RETRY}, {.kind = OUTBOX_DONE}};
     conclude(events, results, 3);
     assert_int_equal(results[0].kind, OUTBOX_RETRY);
     assert_int_equal(results[1].kind, OUTBOX_POISON);

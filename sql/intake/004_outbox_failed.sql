@@ -1,0 +1,2 @@
+-- Events that could not be published, in the order in which operators list an outbox (src/kernel/outbox_views.c).
+create index event_outbox_failed_order on intake.event_outbox (tenant_id, sku, sequence) where status = 'FAILED';
