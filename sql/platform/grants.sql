@@ -8,3 +8,8 @@ grant select on platform.schema_migration to :role;
 grant select, insert, update on platform.bus_partition to :role;
 grant select, insert, delete on platform.bus_message to :role;
 grant select, insert, update on platform.bus_cursor, platform.bus_suspect to :role;
+-- processes report themselves; what operators do is only added
+grant select, insert, update, delete on platform.pod to :role;
+grant select, insert on platform.ops_audit to :role;
+-- decisions of operators about dead letters; those of letters that are gone are deleted
+grant select, insert, delete on platform.dead_letter_decision to :role;

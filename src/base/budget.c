@@ -42,6 +42,11 @@ static void *on_freed_context;
 
 /* ---- limits ---- */
 
+size_t budget_limit(void)
+{
+    return limit;
+}
+
 void budget_set_limit(size_t bytes)
 {
     limit = common = bytes;

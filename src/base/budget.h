@@ -45,6 +45,7 @@ size_t budget_most(enum budget_account account);  /* with the whole common part 
 size_t budget_first(
     enum budget_account account); /* of a tenant, in the reserve; 0 = it is not charged by tenant */
 size_t budget_used(enum budget_account account);
+size_t budget_limit(void); /* 0 = none */
 
 /* False: there is no room. Nothing is charged then, and a refusal is counted. */
 bool budget_charge(enum budget_account account, size_t bytes) __attribute__((warn_unused_result));

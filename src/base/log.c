@@ -68,7 +68,8 @@ void log_set_fd(int fd)
 }
 
 /* A pipe is opened again: O_NONBLOCK on the old description would hold for every process that shares it. A file is not,
- * lest its end is lost. */
+ * lest its end is lost. A pipe of another user cannot be opened, as in a container that does not run as root: then the old
+ * description is set, since a reader that stops would stop every loop. */
 void log_never_wait(void)
 {
     int fd = atomic_load_explicit(&log_fd, memory_order_relaxed), own;
@@ -79,8 +80,12 @@ void log_never_wait(void)
         return;
     atomic_store_explicit(&is_socket, S_ISSOCK(info.st_mode), memory_order_relaxed);
     snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    if (S_ISFIFO(info.st_mode) && (own = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC)) >= 0)
+    if (!S_ISFIFO(info.st_mode))
+        return;
+    if ((own = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC)) >= 0)
         log_set_fd(own);
+    else if ((own = fcntl(fd, F_GETFL)) >= 0)
+        fcntl(fd, F_SETFL, own | O_NONBLOCK);
 }
 
 bool log_enabled(enum log_level level)

@@ -13,7 +13,7 @@
 #include "base/str.h"
 #include "base/trace.h"
 
-enum log_level { LOG_LEVEL_DEBUG, LOG_LEVEL_INFO, LOG_LEVEL_WARN, LOG_LEVEL_ERROR };
+enum log_level { LOG_LEVEL_DEBUG, LOG_LEVEL_INFO, LOG_LEVEL_WARN, LOG_LEVEL_ERROR, LOG_LEVEL_OFF };
 
 struct log_field {
     const char *name; /* NULL ends the list */
@@ -41,8 +41,8 @@ void log_write(enum log_level level, const char *event, const struct log_field *
 void log_enter(const struct trace *trace, struct str request_id);
 void log_leave(void);
 bool log_is_entered(void);
-void log_set_level(enum log_level level);
-void log_set_fd(int fd); /* standard error by default; for tests */
+void log_set_level(enum log_level level); /* OFF: no line at all */
+void log_set_fd(int fd);                  /* standard error by default; for tests */
 /* From now on lines are dropped while the log is a pipe or socket that is full, so that logging never blocks. Their number is
  * logged when it accepts lines again. */
 void log_never_wait(void);

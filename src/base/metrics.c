@@ -287,6 +287,41 @@ uint64_t metric_value(const struct metric_series *series)
     return cell_sum(series, 0);
 }
 
+/* ---- reading ---- */
+
+void metrics_each(const char *family, void (*fn)(void *arg, const struct str *label_values, double value),
+                  void *arg)
+{
+    const struct metric_family_state *state;
+    const struct metric_series *series;
+
+    pthread_mutex_lock(&registry_lock);
+    STAILQ_FOREACH(state, &families, link) {
+        if (strcmp(state->family->name, family) != 0 || state->family->type == METRIC_HISTOGRAM)
+            continue;
+        STAILQ_FOREACH(series, &state->series, link)
+            if (!series->dropped)
+                fn(arg, series->label_values,
+                   state->shard_count == 1 ? double_of(cell_of(series, 0, 0)) : (double)cell_sum(series, 0));
+    }
+    pthread_mutex_unlock(&registry_lock);
+}
+
+const double *metrics_buckets(const struct metric_family *family, uint64_t counts[METRIC_BUCKETS_MAX])
+{
+    const struct metric_family_state *state = family->state;
+    const struct metric_series *series;
+
+    if (!state || state->bound_count + 1 > METRIC_BUCKETS_MAX)
+        return NULL;
+    pthread_mutex_lock(&registry_lock);
+    STAILQ_FOREACH(series, &state->series, link)
+        for (unsigned i = 0; i <= state->bound_count; i++)
+            counts[i] += cell_sum(series, i);
+    pthread_mutex_unlock(&registry_lock);
+    return state->bounds;
+}
+
 /* ---- printing ---- */
 
 static const char *const type_names[] = {

@@ -54,6 +54,15 @@ void metric_observe(struct metric_series *series, double value);                
 void metric_observe_times(struct metric_series *series, double value, unsigned times); /* the same value */
 uint64_t metric_value(const struct metric_series *series); /* counter's sum: for tests and health */
 
+/* Calls fn(arg, label values, value) for each series of a family, by its name: counters and gauges. Of a family that is not registered
+ * there are none. fn takes no series. Any thread. */
+void metrics_each(const char *family, void (*fn)(void *arg, const struct str *label_values, double value),
+                  void *arg);
+/* A histogram's observations by bucket, of all its series: adds to counts[], of which there are as many as bounds and one more for what is
+ * above the last. Returns the bounds, ended by 0; NULL = it is not registered. */
+#define METRIC_BUCKETS_MAX 32
+const double *metrics_buckets(const struct metric_family *family, uint64_t counts[METRIC_BUCKETS_MAX]);
+
 /* Gives the calling thread a shard of its own. Called by each loop at start; other threads share one. */
 void metrics_thread_claim_shard(void);
 

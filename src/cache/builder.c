@@ -326,9 +326,10 @@ struct cache_snapshot *cache_builder_finish(struct cache_builder *builder, int64
     return end_build(builder);
 }
 
-void cache_snapshot_mark(struct cache_snapshot *snapshot, const struct uuid *event)
+void cache_snapshot_mark(struct cache_snapshot *snapshot, const struct uuid *event, int64_t committed_at_us)
 {
     snapshot->info.event = *event;
+    snapshot->info.committed_at_us = committed_at_us;
 }
 
 void cache_builder_abandon(struct cache_builder *builder)

@@ -53,10 +53,11 @@ struct cache_info {
     int64_t version;
     struct uuid event; /* which event made the version; zeroes unless cache_snapshot_mark() was called */
     uint64_t item_count;
-    uint64_t body_bytes;   /* sum of all bodies' lengths */
-    uint64_t memory_bytes; /* what it holds, chunks and indexes; shared parts counted in full */
-    struct hash128 digest; /* sum mod 2^128 of hash_item(key, payload) */
-    int64_t loaded_at_us;  /* unix */
+    uint64_t body_bytes;     /* sum of all bodies' lengths */
+    uint64_t memory_bytes;   /* what it holds, chunks and indexes; shared parts counted in full */
+    struct hash128 digest;   /* sum mod 2^128 of hash_item(key, payload) */
+    int64_t loaded_at_us;    /* unix */
+    int64_t committed_at_us; /* the same, of the version; 0 unless cache_snapshot_mark() was called with it */
 };
 const struct cache_info *cache_snapshot_info(const struct cache_snapshot *snapshot);
 
@@ -87,8 +88,8 @@ size_t cache_builder_replaced(struct cache_builder *builder);
 /* Ends the builder and gives a snapshot with one reference. Never fails. */
 struct cache_snapshot *cache_builder_finish(struct cache_builder *builder, int64_t version);
 void cache_builder_abandon(struct cache_builder *builder);
-/* Sets info.event. Before the snapshot is shared with another thread. */
-void cache_snapshot_mark(struct cache_snapshot *snapshot, const struct uuid *event);
+/* Sets info.event and info.committed_at_us. Before the snapshot is shared with another thread. */
+void cache_snapshot_mark(struct cache_snapshot *snapshot, const struct uuid *event, int64_t committed_at_us);
 
 /* ---- publishing ---- */
 struct cache_slot {

@@ -65,6 +65,9 @@ void db_pool_interrupt(struct db_pool *pool);
 /* "host:port/database", without user or password, for logs */
 const char *db_pool_address(const struct db_pool *pool);
 const char *db_pool_database(const struct db_pool *pool); /* its name on the server; "" = not said */
+struct buf;
+void db_pool_put_hosts(const struct db_pool *pool, struct buf *names,
+                       struct buf *ports); /* comma-separated */
 
 struct db_conn;
 enum status db_acquire(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn,

@@ -147,6 +147,14 @@ const char *db_pool_database(const struct db_pool *pool)
     return name ? name : "";
 }
 
+void db_pool_put_hosts(const struct db_pool *pool, struct buf *names, struct buf *ports)
+{
+    for (unsigned i = 0; i < pool->parsed.host_count; i++) {
+        buf_printf(names, i > 0 ? ",%s" : "%s", pool->parsed.hosts[i].name);
+        buf_printf(ports, i > 0 ? ",%s" : "%s", pool->parsed.hosts[i].port);
+    }
+}
+
 bool db_pool_is_up(const struct db_pool *pool)
 {
     return atomic_load_explicit(&pool->up, memory_order_relaxed);

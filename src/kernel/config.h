@@ -56,4 +56,10 @@ void config_print_help(const struct config_section *sections, struct buf *out); 
 void config_print_markdown(const struct config_section *sections, struct buf *out); /* docs/CONFIG.md */
 void config_print_roff(const struct config_section *sections, struct buf *out);     /* for freshet.yaml(5) */
 
+/* For operators: a JSON array of {"name","value","default","is_default","line","reloadable"}, without secrets. False: it was cut at a MiB. */
+bool config_show(const struct config *config, struct buf *out);
+/* A value as it may be shown: of a URL neither user nor parameters, of another secret nothing. */
+void config_show_text(struct buf *out, struct str text, bool is_secret);
+void config_show_words(struct buf *out, struct str text); /* the same for each word of a message */
+
 #endif

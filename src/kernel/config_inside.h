@@ -57,6 +57,9 @@ bool config_value_bounded(const struct setting_row *row);
 void config_value_put_type(const struct setting_row *row, bool is_sentence, struct buf *out);
 void config_value_put_bounds(const struct setting_row *row, struct buf *out); /* "1 to 65535", "10ms to 1h" */
 
+void config_value_put_number(const struct setting_row *row, int64_t value,
+                             struct buf *out); /* "10ms", as a file has it */
+
 /* Replaces ${NAME}. *out is `raw` itself when there is nothing to replace; false with the reason in `why`. */
 bool config_env_expand(struct arena *arena, struct str raw, struct str *out, struct buf *why);
 

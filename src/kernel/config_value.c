@@ -211,7 +211,7 @@ static void put_amount(int64_t value, const struct unit *units, struct buf *out)
     buf_printf(out, "%" PRId64, value);
 }
 
-static void put_number(const struct setting_row *row, int64_t value, struct buf *out)
+void config_value_put_number(const struct setting_row *row, int64_t value, struct buf *out)
 {
     if (row->type == SETTING_DURATION_MS)
         put_amount(value, durations, out);
@@ -233,11 +233,11 @@ void config_value_put_bounds(const struct setting_row *row, struct buf *out)
     if (open_below || open_above)
         buf_put_str(out, open_above ? STR("at least ") : STR("at most "));
     if (!open_below)
-        put_number(row, row->min, out);
+        config_value_put_number(row, row->min, out);
     if (!open_below && !open_above && row->min != row->max)
         buf_put_str(out, STR(" to "));
     if (!open_above && (open_below || row->min != row->max))
-        put_number(row, row->max, out);
+        config_value_put_number(row, row->max, out);
     if (row->type == SETTING_STRING)
         buf_put_str(out, STR(" bytes long"));
     else if (row->type == SETTING_STRING_LIST || row->type == SETTING_OBJECT_LIST)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "bus/bus_kafka.h"
 #include "kernel/kernel_inside.h"
 
 #define HOUR_MS INT64_C(3600000)
@@ -123,6 +124,19 @@ struct bus_security kernel_engine_security(const struct kernel_tls *tls, const s
         .password = login->password_env.len ? getenv(login->password_env.ptr) : NULL,
         .password_file = str_or_null(login->password_file),
     };
+}
+
+void kernel_engine_kafka(const struct kernel_kafka *kafka, struct arena *arena,
+                         struct bus_kafka_config *config)
+{
+    struct str brokers = STR("");
+    for (size_t i = 0; i < kafka->brokers.count; i++)
+        brokers = arena_printf(arena, "%.*s%s%.*s", STR_ARG(brokers), i ? "," : "",
+                               STR_ARG(kafka->brokers.items[i]));
+    config->brokers = brokers.ptr;
+    config->client_id = kafka->client_id.ptr;
+    config->security = kernel_engine_security(&kafka->tls, &kafka->sasl);
+    config->security.mechanism = kernel_sasl_mechanisms[kafka->mechanism];
 }
 
 /* ---- checks ---- */

@@ -51,6 +51,11 @@ extern const char *const kernel_redis_modes[], *const kernel_sasl_mechanisms[];
 /* As the drivers of the bus take it; the password is read from the environment, or by the driver from its file. */
 struct bus_security kernel_engine_security(const struct kernel_tls *tls, const struct kernel_login *login);
 
+/* How the file's `kafka:` is reached; texts are the file's or in the arena. The rest of *config stays. */
+struct bus_kafka_config;
+void kernel_engine_kafka(const struct kernel_kafka *kafka, struct arena *arena,
+                         struct bus_kafka_config *config);
+
 /* `passwordFile` stands alone and can be read. `variable`: `passwordFromEnv` of the same login. */
 enum status kernel_password_file_check(const struct config *config, struct str path, struct str variable,
                                        struct setting_place place, const char *field,

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "bus/bus_nats.h"
 #include "bus/bus_postgres.h"
+#include "kernel/dead_letters.h"
 #include "kernel/engines.h"
 #include "kernel/kernel_inside.h"
 
@@ -170,6 +171,31 @@ enum status kernel_events_are_settled(const struct config *config, const struct 
     struct bus_nats_config there = nats_config(config_section(config, "nats"), &all, &servers);
     there.client_name = "freshet verify";
     enum status status = bus_nats_is_settled(&there, topic, group, deadline_ns, are_settled, error);
+    buf_deinit(&servers);
+    return status;
+}
+
+void kernel_events_dead_topics(const struct config *config, const struct module *const *modules,
+                               void (*fn)(const struct kernel_dead_topic *topic, void *arg), void *arg)
+{
+    struct topics all;
+    list_topics(config, modules, &all);
+    for (size_t i = 0; i < all.count; i++)
+        fn(&(struct kernel_dead_topic){.topic = all.topics[i].name,
+                                       .engine = all.settings->events == KERNEL_NATS ? KERNEL_ON_NATS
+                                                                                     : KERNEL_ON_POSTGRES},
+           arg);
+}
+
+enum status kernel_events_dead_open(const struct config *config, const struct module *const *modules,
+                                    int64_t deadline_ns, struct bus_dead **dead, struct error *error)
+{
+    struct topics all;
+    struct buf servers = {0};
+    list_topics(config, modules, &all);
+    struct bus_nats_config there = nats_config(config_section(config, "nats"), &all, &servers);
+    there.client_name = "freshet dead letters";
+    enum status status = bus_dead_open_nats(&there, deadline_ns, dead, error);
     buf_deinit(&servers);
     return status;
 }

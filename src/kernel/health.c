@@ -2,6 +2,8 @@
 #include "base/json.h"
 #include "kernel/kernel_inside.h"
 
+enum { REPORT_BYTES_MAX = 8 * 1024 /* of components, in a process's own row */ };
+
 static void put_state(struct buf *out, struct str name, bool up, struct str detail)
 {
     json_put_key(out, name);
@@ -12,10 +14,15 @@ static void put_state(struct buf *out, struct str name, bool up, struct str deta
     buf_put_char(out, '}');
 }
 
-void health_role(struct health *health, const char *role, bool up, struct str detail)
+void health_side_role(struct health *health, const char *role, bool up, struct str detail)
 {
     put_state(&health->roles, str_from(role), up, detail);
     buf_printf(&health->lines, "%d\trole\t%s\n", up, role);
+}
+
+void health_role(struct health *health, const char *role, bool up, struct str detail)
+{
+    health_side_role(health, role, up, detail);
     *(up ? &health->roles_up : &health->roles_down) += 1;
 }
 
@@ -63,6 +70,27 @@ void kernel_health_lines(struct kernel *kernel, struct buf *out)
     free_health(&health);
 }
 
+/* Readiness: keys and preloads are there, and one of the roles can work. */
+static bool is_up(struct kernel *kernel, const struct health *health, bool has_keys, bool is_readiness)
+{
+    if (has_keys || !auth_needs_keys(kernel->auth))
+        atomic_store(&kernel->had_keys, true);
+    bool is_starting = health->starting || !atomic_load(&kernel->had_keys);
+    return !atomic_load(&kernel->stopping) && !(is_readiness && is_starting) &&
+           (health->roles_up > 0 || health->roles_down == 0);
+}
+
+bool kernel_health_report(struct kernel *kernel, struct buf *out)
+{
+    struct health health = {0};
+    bool is_ready = is_up(kernel, &health, gather_health(kernel, &health), true);
+    bool fits = buf_len(&health.components) <= REPORT_BYTES_MAX;
+    buf_printf(out, "{\"roles\":{%.*s},\"components\":{%.*s}}", STR_ARG(buf_str(&health.roles)),
+               fits ? (int)buf_len(&health.components) : 0, buf_str(&health.components).ptr);
+    free_health(&health);
+    return is_ready;
+}
+
 /* ---- routes ---- */
 
 /* {"status":"UP","roles":{…},"components":{…}} */
@@ -76,11 +104,7 @@ static void send_health(struct http_request *request, bool is_readiness)
     if (is_stopping)
         health_component(&health, "process", STR("life"), false,
                          STR("the process is stopping: send requests to another one"));
-    if (keys || !auth_needs_keys(kernel->auth))
-        atomic_store(&kernel->had_keys, true);
-    bool is_starting = health.starting || !atomic_load(&kernel->had_keys);
-    bool up =
-        !is_stopping && !(is_readiness && is_starting) && (health.roles_up > 0 || health.roles_down == 0);
+    bool up = is_up(kernel, &health, keys, is_readiness);
     buf_put_char(&body, '{');
     json_put_member_str(&body, "status", up ? STR("UP") : STR("DOWN"));
     buf_printf(&body, ",\"roles\":{%.*s},\"components\":{%.*s}}", STR_ARG(buf_str(&health.roles)),

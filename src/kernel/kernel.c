@@ -45,6 +45,38 @@ const void *kernel_section(const struct kernel *kernel, const char *name)
     return config_section(kernel->first, name);
 }
 
+struct config *kernel_config(struct kernel *kernel)
+{
+    return kernel->config;
+}
+
+const struct config *kernel_config_first(const struct kernel *kernel)
+{
+    return kernel->first;
+}
+
+const struct module *const *kernel_modules(const struct kernel *kernel)
+{
+    return kernel->options.modules;
+}
+
+bool kernel_refused_config(struct kernel *kernel, struct buf *problems, int64_t *at_us)
+{
+    pthread_mutex_lock(&kernel->refused_lock);
+    buf_put_str(problems, buf_str(&kernel->refused));
+    *at_us = kernel->refused_us;
+    pthread_mutex_unlock(&kernel->refused_lock);
+    return buf_len(problems) > 0;
+}
+
+void *kernel_module_state(const struct kernel *kernel, const struct module *module)
+{
+    for (size_t i = 0; i < kernel->module_count; i++)
+        if (kernel->modules[i].module == module && kernel->modules[i].started)
+            return kernel->modules[i].state;
+    return NULL;
+}
+
 const struct kernel_bus_settings *kernel_bus(const struct kernel *kernel)
 {
     return kernel_section(kernel, "bus");
@@ -143,12 +175,14 @@ static enum status start_modules(struct kernel *kernel, struct error *error)
 static enum status start_server(struct kernel *kernel, struct error *error)
 {
     const struct kernel_http_settings *http = config_section(kernel->config, "http");
+    struct http_cors *cors = kernel_cors_create(kernel->config);
     enum status status = http_server_create(
         &(struct http_server_config){
             .group = kernel->loops,
             .workers = kernel->workers,
             .router = kernel->router,
             .tls = kernel_tls_current(kernel),
+            .cors = cors,
             .limits = kernel_http_limits(http),
             .context = kernel,
             .gate = kernel_gate,
@@ -158,6 +192,7 @@ static enum status start_server(struct kernel *kernel, struct error *error)
             .tenant_of = kernel_tenant_of,
         },
         &kernel->server, error);
+    http_cors_unref(cors);
     if (status == STATUS_OK && kernel->options.listen.len)
         return http_server_listen(kernel->server, kernel->options.listen, error);
     for (size_t i = 0; status == STATUS_OK && i < http->listen.count; i++)
@@ -180,6 +215,7 @@ static enum status start(struct kernel *kernel, struct error *error)
     struct auth_settings auth = kernel_auth_settings(kernel->config, kernel->options.modules);
     kernel->verifiers =
         worker_pool_create("verify", (unsigned)turns_places(VERIFIER_THREADS), (size_t)http->worker_queue);
+    kernel->pods = kernel_pods_create(kernel);
     kernel_rates_set(kernel, kernel->config);
     enum status status = auth_create(&auth, kernel->loops, kernel->verifiers, &kernel->auth, error);
     if (status == STATUS_OK)
@@ -192,6 +228,7 @@ static enum status start(struct kernel *kernel, struct error *error)
         status = start_server(kernel, error);
     if (status != STATUS_OK)
         return status;
+    kernel_pods_set_address(kernel);
     kernel->memory = kernel_memory_create(kernel);
     kernel_store_start(kernel);
     loop_group_start(kernel->loops);
@@ -221,6 +258,16 @@ static void changed_setting(const char *field, void *arg)
     log_warn("config_needs_restart", LOG_CSTR("field", field));
 }
 
+/* Why the last reload was refused; empty = it was not. */
+static void note_refusal(struct kernel *kernel, struct str problems)
+{
+    pthread_mutex_lock(&kernel->refused_lock);
+    buf_clear(&kernel->refused);
+    config_show_words(&kernel->refused, problems);
+    kernel->refused_us = clock_unix_us();
+    pthread_mutex_unlock(&kernel->refused_lock);
+}
+
 static void kernel_reload(struct kernel *kernel)
 {
     const char *path = kernel->options.config_path;
@@ -231,6 +278,7 @@ static void kernel_reload(struct kernel *kernel)
         if (line.len)
             log_error("config_refused", LOG_CSTR("file", path), LOG_STR("error", line),
                       LOG_CSTR("effect", "the configuration in force stays"));
+    note_refusal(kernel, fresh ? STR_NONE : buf_str(&problems));
     buf_deinit(&problems);
     if (!fresh) {
         kernel_process_reloaded(false);
@@ -240,6 +288,7 @@ static void kernel_reload(struct kernel *kernel)
     struct auth_settings auth = kernel_auth_settings(fresh, kernel->options.modules);
     if (auth_reload(kernel->auth, &auth, &error) != STATUS_OK) {
         log_error("config_refused", LOG_CSTR("file", path), LOG_ERROR_FIELDS(&error));
+        note_refusal(kernel, str_from(error.message));
         kernel_process_reloaded(false);
         config_free(fresh);
         return;
@@ -249,6 +298,7 @@ static void kernel_reload(struct kernel *kernel)
     kernel_rates_set(kernel, fresh);
     kernel_traces_reload(fresh);
     kernel_tls_reload(kernel, fresh);
+    kernel_cors_reload(kernel, fresh);
     for (size_t i = 0; i < kernel->module_count; i++) {
         struct kernel_module *entry = &kernel->modules[i];
         if (entry->started && entry->module->reload)
@@ -343,6 +393,8 @@ static void destroy(struct kernel *kernel)
     http_router_destroy(kernel->router);
     kernel_tls_destroy(kernel);
     kernel_rates_destroy(kernel);
+    kernel_pods_destroy(kernel->pods);
+    buf_deinit(&kernel->refused);
     if (kernel->first != kernel->config)
         config_free(kernel->first);
     config_free(kernel->config);
@@ -350,7 +402,7 @@ static void destroy(struct kernel *kernel)
 
 int kernel_serve(const struct kernel_options *options)
 {
-    struct kernel kernel = {.options = *options};
+    struct kernel kernel = {.options = *options, .refused_lock = PTHREAD_MUTEX_INITIALIZER};
     struct error error = {0};
     sigset_t signals = handled_signals();
     atomic_bool drained = false;

@@ -23,6 +23,8 @@ struct health;
 struct bus;
 struct outbox_table;
 struct kernel_topic;
+struct kernel_dead_topic;
+struct kernel_dead_table;
 
 /* The routes of one role: only where it runs. */
 struct module_routes {
@@ -33,6 +35,8 @@ struct module_routes {
 /* Life of a module: check (configuration alone) → start → [reload …] → stop → destroy. */
 struct books;
 struct db_conn;
+struct ops_view;
+struct ops_keys;
 struct module {
     const char *name;
     const char *const *roles;             /* any of them switches it on; NULL-terminated */
@@ -48,6 +52,8 @@ struct module {
     enum status (*check)(const struct config *config, const void *section, struct error *error);
     /* The authentication settings of the module's section (the seed keeps the tenant claim under refdata). */
     void (*adjust_auth)(const void *section, struct auth_settings *auth);
+    /* The name that the section gives to this process; empty = made of the host's name (the seed keeps it under refdata). */
+    struct str (*pod_id)(const void *section);
     /* The databases the section names, for migrations: calls fn for each. */
     void (*each_database)(struct config *config, const void *section,
                           void (*fn)(const struct db_target *target, void *arg), void *arg);
@@ -82,7 +88,20 @@ struct module {
     /* For `freshet verify --books`: what one database of it has accepted beside the rows of its outboxes (books.h), in the caller's read-only
      * transaction, which sees one snapshot and which it may begin again. Blocks. NULL: nothing. */
     enum status (*books)(struct books *books, struct db_conn *conn, struct error *error);
+    /* For operators (dead_letters.h): topics of its own, and what is known of others; tables with dead letters, ended by a row without a
+     * name. NULL: none. */
+    void (*each_dead_topic)(const struct config *config, const void *section,
+                            void (*fn)(const struct kernel_dead_topic *topic, void *arg), void *arg);
+    const struct kernel_dead_table *dead_tables;
+    /* For operators (ops.h): what may be listed, ended by a row without a name; NULL = nothing. */
+    const struct ops_view *views;
+    /* Home loop, every few seconds: JSON members about what is in the process's memory, into `out`, for the process's own row. Cheap, and
+     * at most KERNEL_REPORT_BYTES. NULL: nothing. */
+    void (*report)(void *state, struct buf *out);
+    /* On a worker: keys of a dictionary that is in this process's memory. False: it is not. NULL: the module has none. */
+    bool (*list_keys)(void *state, struct ops_keys *keys);
 };
+enum { KERNEL_REPORT_BYTES = 32 * 1024 };
 
 /* ---- health (C8): every role and component of the process, UP or DOWN ----
  * A module adds its own; the process is ready while at least one of its roles can work. */
@@ -96,6 +115,8 @@ struct health {
 
 /* A role can work or not. `detail` (may be empty) is for people: never a secret. */
 void health_role(struct health *health, const char *role, bool up, struct str detail);
+/* The same of a role that helps with the others and works whatever happens to them: the process is ready by the others, if it has any. */
+void health_side_role(struct health *health, const char *role, bool up, struct str detail);
 /* A thing the process depends on: reported, but by itself no reason to be taken out of service. */
 void health_component(struct health *health, const char *kind, struct str name, bool up, struct str detail);
 
@@ -103,6 +124,7 @@ void health_component(struct health *health, const char *kind, struct str name, 
 struct loop_group *kernel_loops(struct kernel *kernel);
 struct worker_pool *kernel_workers(struct kernel *kernel);
 bool kernel_has_role(const struct kernel *kernel, const char *role);
+const char *kernel_pod_id(const struct kernel *kernel); /* a name of its own among all processes */
 /* What carries what (C2), and how PostgreSQL does where it does. */
 enum { KERNEL_POSTGRES, KERNEL_KAFKA = 1, KERNEL_REDIS = 1, KERNEL_NATS = 1 };
 struct kernel_bus_settings {
@@ -114,6 +136,14 @@ struct kernel_bus_settings {
 const struct kernel_bus_settings *kernel_bus(const struct kernel *kernel);
 /* A section of the file as it was at the start; readable as long as the process serves. */
 const void *kernel_section(const struct kernel *kernel, const char *name);
+struct config *kernel_config(struct kernel *kernel); /* main thread: as it is in force */
+const struct config *kernel_config_first(
+    const struct kernel *kernel); /* any thread: as it was at the start */
+const struct module *const *kernel_modules(const struct kernel *kernel); /* of the program */
+/* The last reload was refused: why and when, any thread. False: it was not. */
+bool kernel_refused_config(struct kernel *kernel, struct buf *problems, int64_t *at_us);
+void *kernel_module_state(const struct kernel *kernel,
+                          const struct module *module); /* NULL = it does not run here */
 bool kernel_debug_is_enabled(
     const struct kernel *kernel);                  /* debug.enabled: routes that show what is inside */
 bool kernel_migrates(const struct kernel *kernel); /* does this process create and migrate schemas (C10)? */
@@ -138,6 +168,17 @@ struct db_target kernel_postgres_target(const struct kernel_postgres *settings);
 /* Its password is set, its URL can be understood. `block`: "refdata.postgres", for errors. */
 enum status kernel_postgres_check(const struct config *config, const struct kernel_postgres *settings,
                                   const char *block, struct error *error) MUST_CHECK;
+
+/* ---- certificates that the file names ---- */
+struct kernel_certificate {
+    const char *field; /* "http.tls" */
+    struct str file;
+    int64_t not_after_s; /* unix */
+};
+bool kernel_http_has_tls(const struct config *config); /* do clients have to speak TLS? */
+/* Of the server and of the clients of engines, those that can be read. */
+void kernel_certificates_each(const struct config *config,
+                              void (*fn)(const struct kernel_certificate *certificate, void *arg), void *arg);
 
 /* ---- a process ---- */
 struct kernel_options {

@@ -17,12 +17,20 @@ struct kernel_tls_settings {                        /* tls.c */
     struct setting_place cert_place, key_place, client_ca_place, client_mode_place;
 };
 
+struct kernel_cors_settings {
+    struct setting_strings origins, expose_headers;
+    bool allows_credentials;
+    int64_t max_age_ms;
+    struct setting_place origins_place, expose_place, credentials_place;
+};
+
 struct kernel_http_settings {
     struct setting_strings listen;
     struct setting_place listen_place;
     int64_t loops, workers, worker_queue, parked_max, reserved_descriptors, drain_delay_ms, stop_timeout_ms;
     struct http_limits limits;
     struct kernel_tls_settings tls;
+    struct kernel_cors_settings cors;
 };
 
 struct kernel_debug_settings {
@@ -58,6 +66,7 @@ struct idempotency;
 struct kernel_memory;
 struct kernel_scrape;
 struct kernel_tls;
+struct kernel_pods;
 struct kernel_rates;
 struct kernel_traces;
 struct rate_table;
@@ -97,6 +106,7 @@ struct kernel {
     struct kernel_scrape *scrape;  /* actuator.c: renders the metrics */
     struct kernel_traces *traces;  /* traces.c: exports spans; NULL = off */
     struct kernel_memory *memory;  /* memory.c: limits.memory */
+    struct kernel_pods *pods;      /* pods.c: what operators see of this process */
     struct auth *auth;
     struct db_server *servers;  /* those that a target of this process ever named */
     struct kernel_store *store; /* NULL where no role keeps anything there */
@@ -108,8 +118,11 @@ struct kernel {
     struct rate_table *rate_buckets;
     int64_t stop_deadline_ns; /* stopTimeout after the signal; CLOCK_NEVER while it serves, 0 until then */
     atomic_bool stopping;     /* readiness is DOWN while clients leave and requests in flight are finished */
-    atomic_bool must_stop;    /* as by SIGTERM, with exit status 1; the reason was logged */
-    atomic_bool had_keys;     /* until the configured keys are read once, readiness is DOWN */
+    pthread_mutex_t refused_lock; /* of the next two */
+    struct buf refused;           /* problems of the last reload; empty = it was accepted */
+    int64_t refused_us;
+    atomic_bool must_stop; /* as by SIGTERM, with exit status 1; the reason was logged */
+    atomic_bool had_keys;  /* until the configured keys are read once, readiness is DOWN */
 };
 
 bool kernel_wants_module(const struct kernel *kernel, const struct module *module); /* by its roles */
@@ -131,6 +144,12 @@ enum status kernel_tls_check(const struct config *config,
                              struct error *error) MUST_CHECK; /* reads the files */
 bool kernel_tls_asks_clients(const struct config *config);    /* for their certificates */
 enum status kernel_tls_create(struct kernel *kernel, struct error *error) MUST_CHECK;
+/* cors.c */
+extern const struct setting_row kernel_cors_rows[];
+enum status kernel_cors_check(const struct config *config, struct error *error) MUST_CHECK;
+struct http_cors *kernel_cors_create(const struct config *config); /* NULL = none */
+void kernel_cors_reload(struct kernel *kernel, const struct config *fresh);
+
 struct http_tls *kernel_tls_current(const struct kernel *kernel); /* NULL = connections are plain */
 void kernel_tls_reload(struct kernel *kernel, const struct config *fresh);
 void kernel_tls_watch(struct kernel *kernel); /* every second: have the files changed? */
@@ -155,6 +174,20 @@ void kernel_scrape_destroy(struct kernel_scrape *scrape);
 
 /* On any loop: a line for each role and component, state (1 or 0), "role" or "component" and name, with tabs between them. */
 void kernel_health_lines(struct kernel *kernel, struct buf *out);
+
+/* On any loop: {"roles":{…},"components":{…}}, as GET /actuator/health has them; components are left out where there are too many. Is the
+ * process ready? */
+bool kernel_health_report(struct kernel *kernel, struct buf *out);
+
+/* ---- pods.c ---- */
+struct kernel_pods *kernel_pods_create(struct kernel *kernel);                /* before the modules start */
+void kernel_pods_set_address(struct kernel *kernel);                          /* when the server listens */
+void kernel_pods_destroy(struct kernel_pods *pods);                           /* NULL is fine */
+struct kernel_pod_writer *kernel_pod_writer_create(struct kernel_site *site); /* home loop */
+/* Main thread, its task has stopped: the process ends in order, or leaves this database. */
+void kernel_pod_writer_stop(struct kernel_pod_writer *writer);                              /* NULL is fine */
+void kernel_pod_writer_destroy(struct kernel_pod_writer *writer);                           /* NULL is fine */
+void kernel_site_adopt_task(struct kernel_site *site, struct task *task, int64_t delay_ns); /* site.c */
 
 /* ---- process.c: metrics of the process as a whole ---- */
 void kernel_process_metrics_register(const char *commit);
@@ -186,6 +219,13 @@ struct auth_settings kernel_auth_settings(const struct config *config, const str
 /* ---- events.c: on the home loop ---- */
 enum status kernel_events_open(struct kernel_store *store, struct error *error) MUST_CHECK;
 /* Of the configuration alone: topics that modules name must be the same ones. */
+/* Topics of events, and dead letters of those in NATS (dead_letters.h). */
+struct bus_dead;
+void kernel_events_dead_topics(const struct config *config, const struct module *const *modules,
+                               void (*fn)(const struct kernel_dead_topic *topic, void *arg), void *arg);
+enum status kernel_events_dead_open(const struct config *config, const struct module *const *modules,
+                                    int64_t deadline_ns, struct bus_dead **dead,
+                                    struct error *error) MUST_CHECK;
 enum status kernel_events_check(const struct config *config, const struct module *const *modules,
                                 struct error *error) MUST_CHECK;
 

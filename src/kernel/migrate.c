@@ -11,7 +11,8 @@ struct migration_run {
     const struct kernel_migration *wanted;
     const struct module *module; /* NULL: those that keep their tables in the store */
     const struct module *const *modules;
-    bool has_platform; /* its tables were migrated as another's */
+    bool has_platform;   /* its tables were migrated as another's */
+    struct buf *printed; /* the address of the database that SQL was last printed for */
     int exit_status;
 };
 
@@ -89,14 +90,47 @@ static void print_grants(const char *grants, const char *role)
     buf_deinit(&text);
 }
 
-static void print_connect(const struct db_pool *pool, const char *name, const char *role)
+/* An argument of a command of psql; "-" = as it is connected now. */
+static void put_psql_argument(struct buf *out, struct str text)
+{
+    buf_put_str(out, text.len ? STR(" '") : STR(" -"));
+    for (size_t i = 0; i < text.len; i++) {
+        if (text.ptr[i] == '\'' || text.ptr[i] == '\\')
+            buf_put_char(out, text.ptr[i]); /* both are doubled */
+        buf_put_char(out, text.ptr[i]);
+    }
+    if (text.len)
+        buf_put_char(out, '\'');
+}
+
+/* SQL of one database must not run on another: psql is connected to the first, and goes on to the next. */
+static void print_database(struct migration_run *run, const struct db_pool *pool, const char *name)
+{
+    struct str address = str_from(db_pool_address(pool));
+    struct buf text = {0}, hosts = {0}, ports = {0};
+    bool is_first = buf_len(run->printed) == 0;
+    if (str_eq(buf_str(run->printed), address))
+        return;
+    buf_clear(run->printed);
+    buf_put_str(run->printed, address);
+    if (!is_first) {
+        buf_put_str(&text, STR("\\connect"));
+        db_pool_put_hosts(pool, &hosts, &ports);
+        put_psql_argument(&text, str_from(db_pool_database(pool)));
+        buf_put_str(&text, STR(" -"));
+        put_psql_argument(&text, buf_str(&hosts));
+        put_psql_argument(&text, buf_str(&ports));
+        buf_put_char(&text, '\n');
+    }
+    printf("-- database \"%s\": %.*s\n%.*s", name, STR_ARG(address), STR_ARG(buf_str(&text)));
+    buf_deinit(&text), buf_deinit(&hosts), buf_deinit(&ports);
+}
+
+static void print_connect(const struct db_pool *pool, const char *role)
 {
     struct buf text = {0};
-    buf_printf(&text, "-- database \"%s\": %s\n", name, db_pool_address(pool));
     if (!*db_pool_database(pool)) {
-        printf("%.*s-- grant connect on database …: the configuration names neither a database nor a user\n",
-               STR_ARG(buf_str(&text)));
-        buf_deinit(&text);
+        printf("-- grant connect on database …: the configuration names neither a database nor a user\n");
         return;
     }
     buf_put_str(&text, STR("grant connect on database "));
@@ -134,8 +168,11 @@ static void migrate_database(const struct db_target *target, void *arg)
     struct error error = {0};
     struct db_pool *pool = NULL;
     enum status status = db_pool_create(target, &pool, &error);
+    if (status == STATUS_OK &&
+        (run->wanted->action == KERNEL_MIGRATE_PLAN || run->wanted->action == KERNEL_MIGRATE_GRANTS))
+        print_database(run, pool, target->name);
     if (status == STATUS_OK && run->wanted->action == KERNEL_MIGRATE_GRANTS)
-        print_connect(pool, target->name, run->wanted->role);
+        print_connect(pool, run->wanted->role);
     if (status == STATUS_OK && !run->has_platform)
         status = handle_schema(run, pool, &(struct db_schema){"platform", platform_migrations},
                                platform_grants, &error);
@@ -160,9 +197,11 @@ int kernel_migrate(const struct kernel_options *options, const struct kernel_mig
     struct config *config = kernel_config_load_or_print(options);
     if (!config)
         return 1;
+    struct buf printed = {0};
     int exit_status = 0;
     for (const struct module *const *at = options->modules; *at; at++) {
-        struct migration_run run = {.wanted = wanted, .module = *at, .modules = options->modules};
+        struct migration_run run = {
+            .wanted = wanted, .module = *at, .modules = options->modules, .printed = &printed};
         if ((*at)->migrations && (*at)->each_database)
             (*at)->each_database(config, config_section(config, (*at)->section->name), migrate_database,
                                  &run);
@@ -170,13 +209,15 @@ int kernel_migrate(const struct kernel_options *options, const struct kernel_mig
     }
     /* The store; without a database for it nothing is reported, since no role that needs one can start. */
     const struct kernel_postgres *own = config_section(config, "postgres");
-    struct migration_run run = {.wanted = wanted, .modules = options->modules, .has_platform = !own->url.len};
+    struct migration_run run = {
+        .wanted = wanted, .modules = options->modules, .has_platform = !own->url.len, .printed = &printed};
     struct db_target target;
     bool is_kept = false;
     for (const struct module *const *at = options->modules; *at; at++)
         is_kept |= is_in(&run, *at);
     if (is_kept && kernel_store_find(config, options->modules, &target))
         migrate_database(&target, &run);
+    buf_deinit(&printed);
     config_free(config);
     return worse(exit_status, run.exit_status);
 }

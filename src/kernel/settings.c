@@ -81,6 +81,9 @@ static const struct setting_row http_rows[] = {
      HOUR_MS},
     {"tls", SETTING_OBJECT, .help = "TLS on every address; without certFile connections are plain.",
      .rows = kernel_tls_rows, .fallback = ""},
+    {"cors", SETTING_OBJECT,
+     .help = "Answers that scripts of other origins may read (CORS); without allowedOrigins none.",
+     .rows = kernel_cors_rows, .fallback = ""},
     {"limits", SETTING_OBJECT, .help = "Bounds on what a peer may send or hold.", .rows = http_limit_rows,
      .fallback = ""},
     {.name = NULL},
@@ -369,6 +372,8 @@ static enum status check_config(const struct kernel_options *options, const stru
     enum status status = check_listen(options, config, error);
     if (status == STATUS_OK)
         status = kernel_tls_check(config, error);
+    if (status == STATUS_OK)
+        status = kernel_cors_check(config, error);
     if (status == STATUS_OK)
         status = kernel_memory_check(config, error);
     if (status == STATUS_OK)

@@ -130,13 +130,17 @@ struct task *kernel_site_task(const struct kernel_site *site, const char *name, 
         .name = name, .loop = site->home, .pool = site->workers, .run = run, .context = context});
 }
 
-void kernel_site_add_task(struct kernel_site *site, const char *name, task_run_fn *run, void *context,
-                          int64_t delay_ns)
+void kernel_site_adopt_task(struct kernel_site *site, struct task *task, int64_t delay_ns)
 {
     if (site->task_count == KERNEL_TASKS_MAX)
         abort();
-    site->tasks[site->task_count++] =
-        (struct kernel_site_task){kernel_site_task(site, name, run, context), delay_ns};
+    site->tasks[site->task_count++] = (struct kernel_site_task){task, delay_ns};
+}
+
+void kernel_site_add_task(struct kernel_site *site, const char *name, task_run_fn *run, void *context,
+                          int64_t delay_ns)
+{
+    kernel_site_adopt_task(site, kernel_site_task(site, name, run, context), delay_ns);
 }
 
 static void destroy_parts(struct kernel_site *site)
@@ -171,6 +175,7 @@ enum status kernel_site_run(struct kernel_site *site, const struct kernel_part *
         destroy_buses(site);
         return error->status;
     }
+    site->pod = kernel_pod_writer_create(site);
     kernel_site_add_task(site, "schema", schema_step, site, TASK_MS(SCHEMA_EVERY_MS));
     for (size_t i = 0; i < site->bus_count; i++)
         bus_start(site->buses[i]);
@@ -253,6 +258,7 @@ void kernel_site_stop(struct kernel_site *site)
     for (size_t i = site->bus_count; i-- > 0;) /* the last may publish to the first */
         bus_stop(site->buses[i], grace_left_ms(site));
     stop_parts(site, true);
+    kernel_pod_writer_stop(site->pod);
     if (site->pool)
         db_pool_interrupt(site->pool);
     stop_tasks(site, TASK_FOREVER);
@@ -269,6 +275,8 @@ void kernel_site_close(struct kernel_site *site)
     destroy_buses(site);
     while (site->task_count > 0)
         task_destroy(site->tasks[--site->task_count].task);
+    kernel_pod_writer_destroy(site->pod);
+    site->pod = NULL;
     if (site->workers)
         worker_pool_destroy(site->workers);
     site->workers = NULL;

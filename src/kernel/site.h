@@ -67,7 +67,8 @@ struct kernel_site {
     } tasks[KERNEL_TASKS_MAX];
     size_t bus_count, outbox_count, task_count, part_count;
     const struct kernel_part *const *parts;
-    void *made[KERNEL_PARTS_MAX]; /* by the parts' create() */
+    void *made[KERNEL_PARTS_MAX];  /* by the parts' create() */
+    struct kernel_pod_writer *pod; /* pods.c: the row about this process */
     int64_t stop_deadline_ns;
     struct loop_timer grace;
 };

@@ -99,17 +99,22 @@ struct bus *kernel_events(struct kernel *kernel)
     return kernel->store ? atomic_load(&kernel->store->events) : NULL;
 }
 
+struct outbox *kernel_outbox_add(struct kernel *kernel, const struct outbox_config *config)
+{
+    struct outbox *outbox = NULL;
+    struct error error;
+    if (kernel_site_add_outbox(&kernel->store->site, config, &outbox, &error) != STATUS_OK)
+        abort(); /* the target is valid, since kernel_site_init() has made a pool of it */
+    return outbox;
+}
+
 struct outbox *kernel_outbox_create(struct kernel *kernel, const struct outbox_table *table,
                                     const struct outbox_settings *settings,
                                     void (*publish)(void *context, struct outbox_batch *batch), void *context)
 {
-    const struct outbox_config config = {
-        .table = table, .settings = settings, .publish = publish, .context = context};
-    struct outbox *outbox = NULL;
-    struct error error;
-    if (kernel_site_add_outbox(&kernel->store->site, &config, &outbox, &error) != STATUS_OK)
-        abort(); /* the target is valid, since kernel_site_init() has made a pool of it */
-    return outbox;
+    return kernel_outbox_add(
+        kernel, &(struct outbox_config){
+                    .table = table, .settings = settings, .publish = publish, .context = context});
 }
 
 void kernel_store_task(struct kernel *kernel, const char *name, task_run_fn *run, void *context)

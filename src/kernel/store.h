@@ -36,6 +36,7 @@ struct outbox *kernel_outbox_create(struct kernel *kernel, const struct outbox_t
                                     const struct outbox_settings *settings,
                                     void (*publish)(void *context, struct outbox_batch *batch),
                                     void *context);
+struct outbox *kernel_outbox_add(struct kernel *kernel, const struct outbox_config *config); /* the same */
 /* In start(): a task on the store's loop and workers. It starts with the bus and has stopped before destroy(); its statements are
  * interrupted when the process stops. */
 void kernel_store_task(struct kernel *kernel, const char *name, task_run_fn *run, void *context);

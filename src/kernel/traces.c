@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/backoff.h"
@@ -62,6 +63,16 @@ const struct setting_row kernel_traces_rows[] = {
     {.name = NULL},
 };
 
+/* A regular one: a read from anything else could wait for ever, and a stop with it. */
+static bool is_file(const char *path)
+{
+    struct stat info;
+    if (stat(path, &info) != 0 || access(path, R_OK) != 0)
+        return false;
+    errno = S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
+    return S_ISREG(info.st_mode);
+}
+
 static bool is_header(struct str line)
 {
     struct str name;
@@ -82,7 +93,7 @@ enum status kernel_traces_check(const struct config *config, struct error *error
         if (!is_header(settings->headers.items[i]))
             return config_error_at(config, settings->headers_place, "traces.headers", error,
                                    "entry %zu is not \"Name: value\"", i + 1);
-    if (settings->headers_file.len && access(settings->headers_file.ptr, R_OK) != 0)
+    if (settings->headers_file.len && !is_file(settings->headers_file.ptr))
         return config_error_at(config, settings->headers_file_place, "traces.headersFile", error,
                                "cannot be read: %s", strerror(errno));
     return STATUS_OK;
@@ -166,12 +177,14 @@ static const char *const *request_headers(const struct kernel_traces *traces, st
     headers[count++] = "Expect:";
     for (size_t i = 0; i < settings->headers.count; i++)
         headers[count++] = settings->headers.items[i].ptr;
-    if (settings->headers_file.len &&
+    if (settings->headers_file.len && is_file(settings->headers_file.ptr) &&
         buf_read_file(&file, settings->headers_file.ptr, HEADERS_FILE_BYTES_MAX)) {
         struct str rest = buf_str(&file), line;
-        while (from_file < HEADERS_MAX && str_split(&rest, '\n', &line))
+        while (from_file < HEADERS_MAX && str_split(&rest, '\n', &line)) {
+            line.len -= line.len > 0 && line.ptr[line.len - 1] == '\r';
             if (is_header(str_trim(line)) && ++from_file)
                 headers[count++] = arena_printf(arena, "%.*s", STR_ARG(str_trim(line))).ptr;
+        }
     }
     buf_deinit(&file);
     return headers;

@@ -11,6 +11,7 @@
 #include "hydration/event.h"
 #include "hydration/hydration.h"
 #include "kernel/books.h"
+#include "kernel/ops.h"
 #include "kernel/store.h"
 
 enum {
@@ -131,23 +132,23 @@ static enum status read_choice(const struct http_request *request, const char *n
                            choices[2]);
 }
 
-/* A comma inside a name is %2C. */
 static enum status read_fields(const struct http_request *request, enum hydration_mode mode,
                                struct str *fields, unsigned *count, struct error *error)
 {
-    struct str list, raw;
-    bool found;
-    enum status status = http_request_query_raw(request, STR("fields"), &found, &list, error);
-    if (status == STATUS_OK && found != (mode == HYDRATION_PARTIAL))
-        return error_set_field(error, STATUS_BAD_REQUEST, "fields",
-                               found ? "fields: only with mode=partial" : "fields: needed with mode=partial");
-    while (status == STATUS_OK && found && str_split(&list, ',', &raw)) {
+    struct http_query_list list = {request->query, STR_NONE};
+    struct str raw;
+    enum status status = STATUS_OK;
+    while (status == STATUS_OK && http_request_query_next(request, STR("fields"), &list, &raw)) {
         if (*count == HYDRATION_FIELDS_MAX)
             return error_set_field(error, STATUS_BAD_REQUEST, "fields", "fields: at most %d",
                                    HYDRATION_FIELDS_MAX);
         status = http_percent_decode(raw, true, request->arena, "fields", &fields[*count], error);
         ++*count;
     }
+    if (status == STATUS_OK && (*count > 0) != (mode == HYDRATION_PARTIAL))
+        return error_set_field(error, STATUS_BAD_REQUEST, "fields",
+                               *count > 0 ? "fields: only with mode=partial"
+                                          : "fields: needed with mode=partial");
     return status;
 }
 
@@ -342,6 +343,8 @@ static enum status hydration_books(struct books *books, struct db_conn *conn, st
     return status;
 }
 
+extern const struct ops_view hydration_views[]; /* views.c */
+
 const struct module hydration_module = {
     .name = "hydration",
     .roles = (const char *const[]){"hydration", NULL},
@@ -356,4 +359,5 @@ const struct module hydration_module = {
     .keeps_store = true,
     .each_topic = each_hydration_topic,
     .books = hydration_books,
+    .views = hydration_views,
 };

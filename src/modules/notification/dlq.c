@@ -4,20 +4,23 @@
 #include "base/uuid.h"
 
 /* Of all statements but show: $1 ids of messages, $2 kind, $3 part of the reason, $4 tenant, $5 status, $6 ids of deliveries, $7 rows
- * at most. */
+ * at most, $8 and $9 created from and before. */
+#define CREATED                                                        \
+    " AND ($8::text IS NULL OR d.created_at >= $8::text::timestamptz)" \
+    " AND ($9::text IS NULL OR d.created_at < $9::text::timestamptz)"
 #define MESSAGES_SELECTED                                                                           \
     " ($1::text[] IS NULL OR d.dlq_id = ANY ($1::text[]::bigint[]))"                                \
     " AND ($2::text IS NULL OR d.kind = $2) AND ($3::text IS NULL OR position($3 IN d.reason) > 0)" \
-    " AND ($4::text IS NULL OR d.tenant_id = $4) AND ($5::text IS NULL OR d.status = $5)"
+    " AND ($4::text IS NULL OR d.tenant_id = $4) AND ($5::text IS NULL OR d.status = $5)" CREATED
 #define DELIVERIES_SELECTED                                                     \
     " ($6::text[] IS NULL OR d.notification_id = ANY ($6::text[]::uuid[]))"     \
     " AND ($2::text IS NULL OR $2 = 'delivery')"                                \
     " AND ($3::text IS NULL OR position($3 IN coalesce(d.last_error, '')) > 0)" \
-    " AND ($4::text IS NULL OR d.tenant_id = $4) AND ($5::text IS NULL OR d.status = $5)"
+    " AND ($4::text IS NULL OR d.tenant_id = $4) AND ($5::text IS NULL OR d.status = $5)" CREATED
 #define SELECTION(selection)                                                                                \
     db_text_array((selection)->messages), db_text((selection)->kind), db_text((selection)->reason),         \
         db_text((selection)->tenant), db_text((selection)->status), db_text_array((selection)->deliveries), \
-        db_i64((selection)->rows_max)
+        db_i64((selection)->rows_max), db_text((selection)->from), db_text((selection)->to)
 #define AGE "greatest(0, extract(epoch FROM now() - d.created_at))::bigint || 's'"
 
 /* ---- reading ---- */
@@ -67,18 +70,18 @@ enum status notification_dlq_show(struct db_conn *conn, struct str id, int64_t d
                     DB_PARAMS(db_text(id)), deadline_ns, rows, error);
 }
 
-/* ---- changing: $8 operator, $9 note ---- */
+/* ---- changing: $10 operator, $11 note ---- */
 
 #define CHOSEN_MESSAGES                                                                              \
     "WITH chosen AS (SELECT d.* FROM notification.notification_nats_dlq d WHERE" MESSAGES_SELECTED   \
     " ORDER BY d.created_at LIMIT $7 FOR UPDATE),"                                                   \
     " audit AS (INSERT INTO notification.dlq_audit (dlq_id, tenant_id, reason, actor, note, action)" \
-    "     SELECT dlq_id, tenant_id, reason, $8, nullif($9, ''), "
+    "     SELECT dlq_id, tenant_id, reason, $10, nullif($11, ''), "
 #define CHOSEN_DELIVERIES                                                                                     \
     "WITH chosen AS (SELECT d.* FROM notification.notification_dlq d WHERE" DELIVERIES_SELECTED               \
     " ORDER BY d.created_at LIMIT $7 FOR UPDATE),"                                                            \
     " audit AS (INSERT INTO notification.dlq_audit (notification_id, tenant_id, reason, actor, note, action)" \
-    "     SELECT notification_id, tenant_id, last_error, $8, nullif($9, ''), "
+    "     SELECT notification_id, tenant_id, last_error, $10, nullif($11, ''), "
 
 /* A notification that retention has deleted is created again from its dead letter. */
 static const struct {
@@ -114,22 +117,37 @@ static const struct {
                       " FROM audit a WHERE d.notification_id = a.notification_id")},
 };
 
-enum status notification_dlq_change(struct db_conn *conn, enum notification_dlq_action action,
-                                    const struct notification_dlq_selection *selection, struct str actor,
-                                    struct str note, int64_t deadline_ns, int64_t *messages,
-                                    int64_t *deliveries, struct error *error)
+static const struct {
+    struct db_statement messages, deliveries;
+} count_sql = {
+    DB_STATEMENT(
+        "SELECT count(*) FROM (SELECT FROM notification.notification_nats_dlq d WHERE" MESSAGES_SELECTED
+        " LIMIT $7) c"),
+    DB_STATEMENT("SELECT count(*) FROM (SELECT FROM notification.notification_dlq d WHERE" DELIVERIES_SELECTED
+                 " LIMIT $7) c")};
+
+enum status notification_dlq_change_in_tx(struct db_conn *conn, enum notification_dlq_action action,
+                                          bool of_deliveries,
+                                          const struct notification_dlq_selection *selection,
+                                          struct str actor, struct str note, int64_t deadline_ns,
+                                          int64_t *count, struct error *error)
 {
     struct notification_dlq_selection dead = *selection;
     dead.status = STR("DEAD");
-    const struct db_param *params = DB_PARAMS(SELECTION(&dead), db_text(actor), db_text(note));
-    enum status status = db_begin(conn, DB_READ_COMMITTED, deadline_ns, error);
-    if (status == STATUS_OK)
-        status = db_exec(conn, &change_sql[action].messages, params, deadline_ns, messages, error);
-    if (status == STATUS_OK)
-        status = db_exec(conn, &change_sql[action].deliveries, params, deadline_ns, deliveries, error);
-    if (status == STATUS_OK)
-        status = db_commit(conn, deadline_ns, error);
-    if (status != STATUS_OK)
-        db_rollback(conn);
+    return db_exec(conn, of_deliveries ? &change_sql[action].deliveries : &change_sql[action].messages,
+                   DB_PARAMS(SELECTION(&dead), db_text(actor), db_text(note)), deadline_ns, count, error);
+}
+
+enum status notification_dlq_count(struct db_conn *conn, bool of_deliveries,
+                                   const struct notification_dlq_selection *selection, int64_t deadline_ns,
+                                   int64_t *count, struct error *error)
+{
+    struct notification_dlq_selection dead = *selection;
+    struct db_result *rows = NULL;
+    dead.status = STR("DEAD");
+    enum status status = db_query(conn, of_deliveries ? &count_sql.deliveries : &count_sql.messages,
+                                  DB_PARAMS(SELECTION(&dead)), deadline_ns, &rows, error);
+    *count = status == STATUS_OK ? db_result_i64(rows, 0, 0) : 0;
+    db_result_free(rows);
     return status;
 }

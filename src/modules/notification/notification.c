@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "fetch/fetch.h"
 #include "kernel/store.h"
+#include "modules/notification/dlq.h"
 
 /* ---- settings: the seed's names ---- */
 
@@ -61,7 +62,8 @@ static const struct setting_row webhook_rows[] = {
      "The environment variable that holds the secret of X-Freshet-Signature; empty = not signed.", "", 0, 255,
      PLACE(delivery.webhook.secret_place)},
     {"parallel", SETTING_INT, ROW(delivery.webhook.parallel),
-     "Most calls under way at once, in each process.", "16", 1, 256},
+     "Most calls under way at once, in each process. One tenant has at most five sixths of them.", "16", 1,
+     256},
     {.name = NULL},
 };
 
@@ -253,6 +255,18 @@ static void each_notification_topic(const void *section,
     fn(&topic, arg);
 }
 
+/* Dead letters that this module has stored are in its table. */
+static void each_dead_topic(const struct config *config, const void *section,
+                            void (*fn)(const struct kernel_dead_topic *topic, void *arg), void *arg)
+{
+    const struct kernel_bus_settings *bus = config_section(config, "bus");
+    const struct notification_settings *settings = section;
+    fn(&(struct kernel_dead_topic){.topic = NOTIFICATION_TOPIC,
+                                   .engine = bus->events == KERNEL_NATS ? KERNEL_ON_NATS : KERNEL_ON_POSTGRES,
+                                   .group = settings->nats.durable.ptr},
+       arg);
+}
+
 static enum status start_notification(struct kernel *kernel, const void *section, void **state,
                                       struct error *error)
 {
@@ -261,14 +275,20 @@ static enum status start_notification(struct kernel *kernel, const void *section
     notification->kernel = kernel;
     notification->settings = section;
     notification_titles_init(notification);
-    notification->delivery =
-        kernel_outbox_create(kernel, &notification_delivery_table, &notification->settings->delivery.engine,
-                             notification_deliver, notification);
+    notification_delivery_create(notification);
     notification_dead_letters_create(notification);
     add_retention(notification);
     notification_audit_add(notification);
     *state = notification;
     return STATUS_OK;
+}
+
+static void destroy_notification(void *state)
+{
+    struct notification *notification = state;
+    if (notification->webhooks)
+        notification_webhooks_destroy(notification->webhooks);
+    free(notification);
 }
 
 static enum status subscribe_notification(void *state, struct bus *events, struct error *error)
@@ -291,10 +311,12 @@ const struct module notification_module = {
     .grants = notification_grants,
     .check = check_settings,
     .start = start_notification,
-    .destroy = free,
+    .destroy = destroy_notification,
     .reads_events = true,
     .keeps_store = true,
     .each_topic = each_notification_topic,
+    .each_dead_topic = each_dead_topic,
+    .dead_tables = notification_dead_tables,
     .subscribe = subscribe_notification,
     .books = notification_books,
 };

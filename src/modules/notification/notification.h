@@ -11,6 +11,7 @@
  *
  *   audit.c         finds events that were published and never arrived, and has them published again
  *   event.c         an event of entitlements as it is read from the bus
+ *   webhook.c       the channel webhook: calls under way; places.h: how tenants share them
  *   inbox.c         GET /v1/users/{user_id}/notifications and the debug inbox
  *   notification.c  settings, retention, life, health
  *
@@ -70,6 +71,7 @@ struct notification {
     struct kernel *kernel;
     const struct notification_settings *settings; /* as at the start; stay till destroy() */
     struct outbox *delivery;
+    struct webhooks *webhooks; /* NULL with the channel log */
     struct hydration_policy titles, titles_no_wait;
     _Atomic int64_t no_wait_until_ns; /* the owner of items did not answer */
     _Atomic int64_t no_wait_next_ns;  /* until then: the next lookup */
@@ -94,7 +96,22 @@ enum status notification_books(struct books *books, struct db_conn *conn, struct
 /* ---- delivery.c ---- */
 extern struct metric_family notification_deliveries_family, notification_delivery_seconds_family;
 extern const struct outbox_table notification_delivery_table;
-void notification_deliver(void *notification, struct outbox_batch *batch);
+/* What the table gives beside payload and type. */
+enum {
+    NOTIFICATION_EXTRA_EVENT_ID,
+    NOTIFICATION_EXTRA_TENANT,
+    NOTIFICATION_EXTRA_TRACEPARENT,
+    NOTIFICATION_EXTRAS
+};
+void notification_delivery_create(struct notification *notification);
+void notification_log_sent(const struct outbox_event *event);
+
+/* ---- webhook.c: as an outbox's publish() and later; one thread at a time but for wake ---- */
+struct webhooks *notification_webhooks_create(const struct notification_webhook_settings *settings);
+void notification_webhooks_destroy(struct webhooks *webhooks);
+void notification_webhooks_send(struct webhooks *webhooks, struct outbox_batch *batch);
+bool notification_webhooks_may_claim(struct webhooks *webhooks, struct buf *left_out);
+void notification_webhooks_wake(struct webhooks *webhooks); /* any thread */
 
 /* ---- dead_letters.c ---- */
 extern struct metric_family notification_dead_letters_family, notification_dead_family;

@@ -58,7 +58,7 @@ static enum status wait_for_group(const struct refdata_book *book, bool *is_pass
     struct bus_kafka_position positions[BUS_PARTITIONS_MAX];
     int64_t ends[BUS_PARTITIONS_MAX], deadline_ns = clock_deadline_ms(book->books->patience_ms);
     unsigned partitions = 0, count = 0;
-    refdata_buses_kafka_config(config_section(book->books->config, "kafka"), &arena, &config);
+    kernel_engine_kafka(config_section(book->books->config, "kafka"), &arena, &config);
     enum status status = bus_kafka_positions(&config, book->topic, book->group, clock_deadline_ms(ASK_MS),
                                              positions, &partitions, error);
     for (unsigned i = 0; i < partitions; i++)

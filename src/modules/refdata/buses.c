@@ -66,26 +66,13 @@ unsigned refdata_buses_invalidation_partition(struct str tenant, struct str code
 
 /* ---- engines ---- */
 
-void refdata_buses_kafka_config(const struct kernel_kafka *kafka, struct arena *arena,
-                                struct bus_kafka_config *config)
-{
-    struct str brokers = STR("");
-    for (size_t i = 0; i < kafka->brokers.count; i++)
-        brokers = arena_printf(arena, "%.*s%s%.*s", STR_ARG(brokers), i ? "," : "",
-                               STR_ARG(kafka->brokers.items[i]));
-    config->brokers = brokers.ptr;
-    config->client_id = kafka->client_id.ptr;
-    config->security = kernel_engine_security(&kafka->tls, &kafka->sasl);
-    config->security.mechanism = kernel_sasl_mechanisms[kafka->mechanism];
-}
-
 enum status refdata_buses_open_kafka(const struct refdata *refdata, const struct bus_kafka_config *own,
                                      struct bus **bus, struct error *error)
 {
     const struct kernel_kafka *kafka = kernel_section(refdata->kernel, "kafka");
     struct bus_kafka_config config = *own;
     struct arena arena = ARENA(1024);
-    refdata_buses_kafka_config(kafka, &arena, &config);
+    kernel_engine_kafka(kafka, &arena, &config);
     config.loop = refdata->home;
     config.replication = (unsigned)kafka->replication;
     config.session_ms = kafka->session_timeout_ms;
@@ -118,7 +105,7 @@ static enum status open_redis(struct refdata_database *database, struct bus **bu
             .node_count = nodes->count,
             .cluster = (settings->mode_place.line ? settings->mode : redis->mode) == KERNEL_REDIS_CLUSTER,
             .security = kernel_engine_security(&redis->tls, &redis->login),
-            .pod = refdata->pod_id,
+            .pod = kernel_pod_id(refdata->kernel),
             .topics = &topic,
             .topic_count = 1,
             .stream = settings->stream.ptr,

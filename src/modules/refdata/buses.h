@@ -43,10 +43,6 @@ void refdata_buses_name_group(const struct refdata_settings *settings, struct st
                               int engine, char out[REFDATA_GROUP_BYTES]);
 /* The partition of a pair's invalidations where PostgreSQL carries them. */
 unsigned refdata_buses_invalidation_partition(struct str tenant, struct str code, struct arena *arena);
-/* How the file's `kafka:` is reached; texts are the file's or in the arena. The rest of *config stays. */
-struct kernel_kafka;
-void refdata_buses_kafka_config(const struct kernel_kafka *kafka, struct arena *arena,
-                                struct bus_kafka_config *config);
 /* A Kafka bus that connects by the file's `kafka:`. Workers, target and topics are the caller's; the rest is filled in. */
 enum status refdata_buses_open_kafka(const struct refdata *refdata, const struct bus_kafka_config *own,
                                      struct bus **bus, struct error *error) MUST_CHECK;

@@ -1,14 +1,13 @@
 /* The module: routes, life and health of reference data. */
 #include "modules/refdata/refdata.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "kernel/dead_letters.h"
 #include "modules/refdata/adapter/adapter.h"
 #include "modules/refdata/apply/apply.h"
 #include "modules/refdata/command/command.h"
@@ -19,12 +18,13 @@
 
 enum {
     PREPARE_MS = 3000, /* of a reload, for a database that is new */
-    HOST_BYTES = 48,
 };
 
-#define DICTIONARY "/v1/tenants/{tenantId}/dictionaries/{dictCode}"
+#define DICTIONARIES "/v1/tenants/{tenantId}/dictionaries"
+#define DICTIONARY DICTIONARIES "/{dictCode}"
 
 const struct http_route refdata_query_routes[] = {
+    {HTTP_GET, DICTIONARIES, refdata_get_dictionaries, .tenant_param = "tenantId"},
     {HTTP_GET, DICTIONARY "/items/{key}", refdata_get_item, .tenant_param = "tenantId"},
     {HTTP_GET, DICTIONARY "/items", refdata_get_items, .tenant_param = "tenantId"},
     {HTTP_GET, DICTIONARY "/all", refdata_get_all, .tenant_param = "tenantId"},
@@ -75,6 +75,11 @@ static void adjust_auth(const void *section, struct auth_settings *auth)
     auth->allow_tenant_header = settings->allow_tenant_header;
 }
 
+static struct str pod_id(const void *section)
+{
+    return ((const struct refdata_settings *)section)->pod_id;
+}
+
 static void each_database(struct config *config, const void *section,
                           void (*fn)(const struct db_target *target, void *arg), void *arg)
 {
@@ -85,6 +90,24 @@ static void each_database(struct config *config, const void *section,
             kernel_postgres_target((const struct kernel_postgres *)settings->postgres.items + i);
         fn(&target, arg);
     }
+}
+
+/* Commands and invalidations have the tenant in their keys; messages of other systems may have it nowhere. */
+static void each_dead_topic(const struct config *config, const void *section,
+                            void (*fn)(const struct kernel_dead_topic *topic, void *arg), void *arg)
+{
+    const struct refdata_settings *settings = section;
+    const struct kernel_bus_settings *bus = config_section(config, "bus");
+    const struct refdata_source_settings *sources = settings->adapter.sources.items;
+    fn(&(struct kernel_dead_topic){.topic = REFDATA_COMMANDS, .key_tenant_end = ':'}, arg);
+    fn(&(struct kernel_dead_topic){.topic = REFDATA_INVALIDATIONS, .key_tenant_end = ':'}, arg);
+    if (bus->commands == KERNEL_KAFKA)
+        fn(&(struct kernel_dead_topic){.topic = settings->kafka.commands_topic.ptr,
+                                       .engine = KERNEL_ON_KAFKA,
+                                       .key_tenant_end = ':'},
+           arg);
+    for (size_t i = 0; i < settings->adapter.sources.count; i++)
+        fn(&(struct kernel_dead_topic){.topic = sources[i].topic.ptr, .engine = KERNEL_ON_KAFKA}, arg);
 }
 
 /* Where it owns an entity type of hydration: items are looked up, and their changes published. */
@@ -103,26 +126,6 @@ struct refdata_catalog *refdata_catalog_hold(struct refdata *refdata)
     atomic_fetch_add(&catalog->refs, 1);
     pthread_mutex_unlock(&refdata->catalog_lock);
     return catalog;
-}
-
-/* A name of one's own among all that run at once: what a restarted container shares with the one before it is not enough. */
-static void name_pod(struct refdata *refdata)
-{
-    char host[HOST_BYTES] = "";
-    const char *from_environment = getenv("HOSTNAME");
-    if (refdata->first->pod_id.len) {
-        snprintf(refdata->pod_id, sizeof refdata->pod_id, "%s", refdata->first->pod_id.ptr);
-        return;
-    }
-    if (from_environment && *from_environment)
-        snprintf(host, sizeof host, "%s", from_environment);
-    else
-        (void)!gethostname(host, sizeof host - 1);
-    for (char *c = host; *c; c++)
-        if (!str_is_name(str_of(c, 1)))
-            *c = '-';
-    snprintf(refdata->pod_id, sizeof refdata->pod_id, "%s-%08x", *host ? host : "pod",
-             (unsigned)random_u64());
 }
 
 static void init_queue(struct refdata_queue *queue)
@@ -149,10 +152,10 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     refdata->loops = kernel_loops(kernel);
     refdata->home = loop_group_loop(refdata->loops, 0);
     refdata->first = settings;
-    name_pod(refdata);
     init_queue(&refdata->full_loads);
     init_queue(&refdata->delta_loads);
     TAILQ_INIT(&refdata->retired);
+    TAILQ_INIT(&refdata->committed_reads.by_age);
     refdata->own = refdata_table_create(64);
     pthread_mutex_init(&refdata->catalog_lock, NULL);
     atomic_init(&refdata->catalog, catalog);
@@ -243,6 +246,7 @@ static void destroy_refdata(void *state)
     worker_pool_destroy(refdata->readers);
     refdata_databases_free(refdata);
     refdata_keeper_clear(refdata);
+    refdata_versions_clear(refdata);
     deinit_queue(&refdata->full_loads);
     deinit_queue(&refdata->delta_loads);
     cache_drain();
@@ -332,7 +336,9 @@ const struct module refdata_module = {
     .complete = complete,
     .check = check,
     .adjust_auth = adjust_auth,
+    .pod_id = pod_id,
     .each_database = each_database,
+    .each_dead_topic = each_dead_topic,
     .start = start,
     .reload = reload,
     .stop = stop,
@@ -342,4 +348,7 @@ const struct module refdata_module = {
     .provides = (const char *const[]){REFDATA_ENTITY_TYPE, NULL},
     .outboxes = (const struct outbox_table *const[]){&refdata_outbox_table, &refdata_command_table, NULL},
     .books = refdata_books,
+    .views = refdata_views,
+    .report = refdata_report,
+    .list_keys = refdata_list_keys,
 };

@@ -8,10 +8,20 @@
 
 #include <pthread.h>
 
+#include "kernel/ops.h"
 #include "modules/refdata/catalog.h"
 #include "modules/refdata/query/holding.h"
+#include "modules/refdata/query/versions.h"
 
 struct refdata_sweep;
+
+/* report.c: observations of refdata_freshness_seconds, as they were at the last turns, five seconds apart. */
+enum { REFDATA_FRESHNESS_TURNS = 12 };
+struct refdata_freshness {
+    uint64_t counts[REFDATA_FRESHNESS_TURNS][METRIC_BUCKETS_MAX];
+    unsigned at; /* the oldest */
+    int64_t turned_ns;
+};
 
 struct refdata {
     /* read on every loop */
@@ -19,7 +29,6 @@ struct refdata {
     struct loop_group *loops;
     struct loop *home;
     const struct refdata_settings *first; /* as they were at the start, for what a reload cannot change */
-    char pod_id[65];
     _Atomic(struct refdata_catalog *) catalog;
     pthread_mutex_t catalog_lock; /* swapping it, and holding it: refdata_catalog_hold() */
     _Atomic(struct refdata_table *) table;
@@ -32,9 +41,11 @@ struct refdata {
     struct loop_tick publish_tick;
     struct refdata_holdings retired; /* dropped since the table was last published */
     struct refdata_queue full_loads, delta_loads;
+    struct refdata_committed_reads committed_reads; /* versions.c */
     uint64_t memory_bytes;
     uint64_t pinned_bytes;          /* of old versions that readers hold, when they were last counted */
     struct loop_timer pinned_timer; /* counts them again */
+    struct refdata_freshness freshness;
     bool stopping;
 };
 
@@ -51,6 +62,9 @@ void refdata_sweep_destroy(struct refdata_sweep *sweep); /* NULL is fine */
 
 extern struct metric_family *const refdata_metrics[];
 extern const struct http_route refdata_query_routes[];
+extern const struct ops_view refdata_views[];               /* ops.c */
+bool refdata_list_keys(void *state, struct ops_keys *keys); /* keys.c */
+void refdata_report(void *state, struct buf *out);          /* report.c */
 extern const struct module refdata_module;
 
 #endif

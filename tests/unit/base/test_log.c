@@ -12,6 +12,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -252,7 +254,6 @@ static void a_reader_that_stands_still_loses_lines(int reader, int writer)
 
     log_set_fd(writer);
     log_never_wait();
-    assert_int_equal(fcntl(writer, F_GETFL) & O_NONBLOCK, 0); /* others may share it */
     assert_int_equal(fcntl(reader, F_SETFL, O_NONBLOCK), 0);
     for (int i = 0; i < 10000; i++)
         log_info("filler",
@@ -274,12 +275,37 @@ static void a_stalled_reader_never_holds_up_the_program(void **state)
 
     assert_int_equal(pipe(ends), 0);
     a_reader_that_stands_still_loses_lines(ends[0], ends[1]);
+    assert_int_equal(fcntl(ends[1], F_GETFL) & O_NONBLOCK, 0); /* others may share it */
     close(ends[0]), close(ends[1]);
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
     a_reader_that_stands_still_loses_lines(ends[0], ends[1]);
     close(ends[0]), close(ends[1]);
     log_set_fd(log_file);
     log_never_wait();
+}
+
+/* As in a container: standard error is a pipe of root's, and the process is another user. It would wait for the reader for ever. */
+static void a_pipe_of_another_user_never_holds_up_the_program(void **state)
+{
+    (void)state;
+    int ends[2], status = 0;
+
+    assert_int_equal(pipe(ends), 0);
+    assert_int_equal(fchmod(ends[1], 0), 0); /* where the test does not run as root */
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(60);
+        if (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0)
+            _exit(2);
+        log_set_fd(ends[1]);
+        log_never_wait();
+        for (int i = 0; i < 10000; i++)
+            log_info("filler", LOG_CSTR("text", "a line that nobody reads"));
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    close(ends[0]), close(ends[1]);
 }
 
 int main(void)
@@ -294,6 +320,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_failing_write_is_forgotten, open_log, close_log),
         cmocka_unit_test_setup_teardown(lines_of_threads_do_not_mix, open_log, close_log),
         cmocka_unit_test_setup_teardown(a_stalled_reader_never_holds_up_the_program, open_log, close_log),
+        cmocka_unit_test_setup_teardown(a_pipe_of_another_user_never_holds_up_the_program, open_log,
+                                        close_log),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

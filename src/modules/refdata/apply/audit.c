@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/metrics.h"
 #include "bus/bus_kafka.h"
+#include "kernel/engines.h"
 #include "modules/refdata/acceptance.h"
 #include "modules/refdata/apply/batch.h"
 #include "modules/refdata/commands.h"
@@ -230,7 +231,7 @@ static enum status ask_fence(struct fence *fence, const struct refdata_database 
     struct bus_kafka_config config = {.brokers = NULL};
     unsigned count = 0;
     *passed_us = 0;
-    refdata_buses_kafka_config(kernel_section(database->refdata->kernel, "kafka"), arena, &config);
+    kernel_engine_kafka(kernel_section(database->refdata->kernel, "kafka"), arena, &config);
     enum status status =
         bus_kafka_positions(&config, database->buses.commands_topic, database->buses.apply_group,
                             clock_deadline_ms(ASK_MS), positions, &count, error);

@@ -1,0 +1,183 @@
+/* The configuration in force, as JSON for operators: each setting with its value, its default and its line in the file. Secrets are left out:
+ * a value that a row marks as one, and what a URL has of users and parameters. */
+#include "base/json.h"
+#include "kernel/config_inside.h"
+
+enum { VALUE_BYTES_MAX = 4096, SHOWN_BYTES_MAX = 1 << 20 };
+#define HIDDEN STR("***")
+
+struct show {
+    struct buf *out;
+    struct buf name;           /* refdata.dictionaries[0].code */
+    yaml_document_t *document; /* NULL = the text could not be read */
+    bool is_cut;
+};
+
+/* ---- values ---- */
+
+/* Of scheme://user:password@host/path?query the user, the password and the query are hidden. */
+static void put_url(struct buf *out, struct str url, size_t after_scheme)
+{
+    size_t host = after_scheme, query;
+    for (size_t i = after_scheme; i < url.len; i++)
+        if (url.ptr[i] == '@')
+            host = i;
+    for (query = host; query < url.len && url.ptr[query] != '?';)
+        query++;
+    buf_put(out, url.ptr, after_scheme);
+    if (host > after_scheme)
+        buf_put_str(out, HIDDEN);
+    buf_put(out, url.ptr + host, query - host);
+    if (query < url.len)
+        buf_printf(out, "?%s", HIDDEN.ptr);
+}
+
+void config_show_text(struct buf *out, struct str text, bool is_secret)
+{
+    const char *scheme = text.len ? memmem(text.ptr, text.len, "://", 3) : NULL;
+    if (scheme)
+        put_url(out, text, (size_t)(scheme - text.ptr) + 3);
+    else if (is_secret && text.len)
+        buf_put_str(out, HIDDEN);
+    else
+        buf_put_str(out, str_utf8_cut(text, VALUE_BYTES_MAX));
+}
+
+void config_show_words(struct buf *out, struct str text)
+{
+    while (text.len) {
+        size_t len = 0;
+        while (len < text.len && !strchr(" \n\"'", text.ptr[len]))
+            len++;
+        config_show_text(out, str_of(text.ptr, len), false);
+        if (len < text.len)
+            buf_put_char(out, text.ptr[len++]);
+        text = str_skip(text, len);
+    }
+}
+
+static void put_text(struct buf *out, struct str text, bool is_secret)
+{
+    struct buf shown = {0};
+    config_show_text(&shown, text, is_secret);
+    json_put_string(out, buf_str(&shown));
+    buf_deinit(&shown);
+}
+
+static void put_value(struct buf *out, const struct setting_row *row, const char *at)
+{
+    const struct setting_strings *list = (const struct setting_strings *)at;
+    struct buf number = {0};
+    switch (row->type) {
+    case SETTING_STRING: put_text(out, *(const struct str *)at, row->secret); break;
+    case SETTING_BOOL: buf_put_str(out, *(const bool *)at ? STR("true") : STR("false")); break;
+    case SETTING_ENUM: json_put_string(out, str_from(row->choices[*(const int *)at])); break;
+    case SETTING_INT: json_put_i64(out, *(const int64_t *)at); break;
+    case SETTING_DURATION_MS:
+    case SETTING_DECIMAL:
+    case SETTING_SIZE:
+        config_value_put_number(row, *(const int64_t *)at, &number);
+        json_put_string(out, buf_str(&number));
+        buf_deinit(&number);
+        break;
+    case SETTING_STRING_LIST:
+        buf_put_char(out, '[');
+        for (size_t i = 0; i < list->count; i++) {
+            buf_put_str(out, i ? STR(",") : STR(""));
+            put_text(out, list->items[i], row->secret);
+        }
+        buf_put_char(out, ']');
+        break;
+    case SETTING_OBJECT:
+    case SETTING_OBJECT_LIST: break;
+    }
+}
+
+/* ---- the walk, over the rows and the file's nodes side by side ---- */
+
+static const yaml_node_t *member_of(const struct show *show, const yaml_node_t *mapping, const char *name)
+{
+    if (!mapping || mapping->type != YAML_MAPPING_NODE)
+        return NULL;
+    for (const yaml_node_pair_t *pair = mapping->data.mapping.pairs.start;
+         pair < mapping->data.mapping.pairs.top; pair++) {
+        const yaml_node_t *key = yaml_document_get_node(show->document, pair->key);
+        if (key->type == YAML_SCALAR_NODE && strcmp((const char *)key->data.scalar.value, name) == 0)
+            return yaml_document_get_node(show->document, pair->value);
+    }
+    return NULL;
+}
+
+static const yaml_node_t *element_of(const struct show *show, const yaml_node_t *node, size_t at)
+{
+    if (!node || node->type != YAML_SEQUENCE_NODE)
+        return node; /* a list of one may stand without its dash */
+    return yaml_document_get_node(show->document, node->data.sequence.items.start[at]);
+}
+
+static void put_setting(struct show *show, const struct setting_row *row, const char *at,
+                        const yaml_node_t *node, bool is_reloadable)
+{
+    struct buf *out = show->out;
+    if (buf_len(out) > SHOWN_BYTES_MAX) {
+        show->is_cut = true;
+        return;
+    }
+    buf_put_str(out, out->data[out->end - 1] == '[' ? STR("{") : STR(",{"));
+    json_put_member_str(out, "name", buf_str(&show->name));
+    json_put_key(out, STR("value"));
+    put_value(out, row, at);
+    json_put_key(out, STR("default"));
+    if (row->fallback)
+        put_text(out, str_from(row->fallback), row->secret);
+    else
+        buf_put_str(out, STR("null"));
+    json_put_member_bool(out, "is_default", !node);
+    json_put_key(out, STR("line"));
+    if (node)
+        json_put_i64(out, config_place_of(node).line);
+    else
+        buf_put_str(out, STR("null"));
+    json_put_member_bool(out, "reloadable", is_reloadable);
+    buf_put_char(out, '}');
+}
+
+static void show_rows(struct show *show, const struct setting_row *rows, const char *base,
+                      const yaml_node_t *mapping, bool is_reloadable)
+{
+    size_t end = show->name.end;
+    for (const struct setting_row *row = rows; row->name; row++, show->name.end = end) {
+        const yaml_node_t *node = member_of(show, mapping, row->name);
+        const struct setting_objects *list = (const struct setting_objects *)(base + row->offset);
+        bool reloadable = is_reloadable || row->reloadable;
+        buf_printf(&show->name, "%s%s", end ? "." : "", row->name);
+        size_t named = show->name.end;
+        if (row->type == SETTING_OBJECT)
+            show_rows(show, row->rows, base + row->offset, node, reloadable);
+        else if (row->type != SETTING_OBJECT_LIST)
+            put_setting(show, row, base + row->offset, node, reloadable);
+        for (size_t i = 0; row->type == SETTING_OBJECT_LIST && i < list->count; i++, show->name.end = named) {
+            buf_printf(&show->name, "[%zu]", i);
+            show_rows(show, row->rows, (const char *)list->items + i * row->element_bytes,
+                      node ? element_of(show, node, i) : NULL, reloadable);
+        }
+    }
+}
+
+bool config_show(const struct config *config, struct buf *out)
+{
+    yaml_document_t document;
+    struct error error;
+    struct config_report report = {.path = config->path, .error = &error};
+    struct show show = {.out = out};
+    bool is_read = config_yaml_load(config->source, &document, &report);
+    show.document = is_read ? &document : NULL;
+    buf_put_char(out, '[');
+    show_rows(&show, config->root, config->values, is_read ? yaml_document_get_root_node(&document) : NULL,
+              false);
+    buf_put_char(out, ']');
+    if (is_read)
+        yaml_document_delete(&document);
+    buf_deinit(&show.name);
+    return !show.is_cut;
+}

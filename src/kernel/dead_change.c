@@ -1,0 +1,163 @@
+/* Decisions about dead letters. The row of a decision is written before its message is published and committed after it: a second operator
+ * waits for the row and finds it decided, and a crash in between leaves no row. */
+#include "base/failpoint.h"
+#include "kernel/dead_letters.h"
+
+enum { BATCH_MAX = 200, EXPIRED_MAX = 1000 };
+#define MONTH_MS (INT64_C(30) * 24 * 3600 * 1000)
+#define BATCH_BYTES_MAX ((size_t)8 << 20)
+
+/* $1 engine, $2 topic; $3 … $5 letters: partition, offset, time; $6 state, $7 by whom, $8 why. Sorted, as every operator does: they never
+ * wait for each other in a circle. */
+static const struct db_statement decide_sql =
+    DB_STATEMENT("INSERT INTO platform.dead_letter_decision"
+                 "    (engine, topic, partition, message_offset, letter_us, state, decided_by, reason)"
+                 " SELECT $1, $2, u.partition, u.message_offset, u.letter_us, $6, $7, $8"
+                 " FROM unnest($3::text[]::int[], $4::text[]::bigint[], $5::text[]::bigint[])"
+                 "     AS u (partition, message_offset, letter_us) ORDER BY 3, 4, 5"
+                 " ON CONFLICT DO NOTHING RETURNING partition, message_offset");
+
+/* Decisions about letters that are long gone. $1 rows at most, $2 the age of their letters in ms. */
+static const struct db_statement expire_sql =
+    DB_STATEMENT("DELETE FROM platform.dead_letter_decision WHERE ctid = ANY (ARRAY("
+                 "    SELECT ctid FROM platform.dead_letter_decision"
+                 "    WHERE letter_us < (extract(epoch FROM now()) * 1000000)::bigint - 1000 * $2"
+                 "    ORDER BY letter_us LIMIT $1 FOR UPDATE SKIP LOCKED))");
+
+/* Decides about items[0 .. count); those that this call has decided are moved to the front. */
+static enum status decide(struct dead_change *change, struct dead_item *items, size_t count, size_t *decided,
+                          struct error *error)
+{
+    const struct dead_place *place = &change->place;
+    struct buf partitions = {0}, offsets = {0}, times = {0};
+    struct db_result *rows = NULL;
+    for (size_t i = 0; i < count; i++) {
+        db_array_put_i64(&partitions, items[i].letter->partition);
+        db_array_put_i64(&offsets, items[i].letter->offset);
+        db_array_put_i64(&times, items[i].letter->created_us);
+    }
+    enum status status =
+        db_query(place->conn, &decide_sql,
+                 DB_PARAMS(db_cstr(bus_dead_engine(place->dead)), db_cstr(place->name),
+                           db_text_array(db_array_end(&partitions)), db_text_array(db_array_end(&offsets)),
+                           db_text_array(db_array_end(&times)),
+                           db_cstr(dead_state_name(change->requeues ? DEAD_REQUEUED : DEAD_DISCARDED)),
+                           db_text(change->who), db_text(change->why)),
+                 place->deadline_ns, &rows, error);
+    *decided = 0;
+    for (size_t i = 0; i < count && status == STATUS_OK; i++)
+        for (size_t row = 0; row < db_result_rows(rows); row++)
+            if (db_result_i64(rows, row, 0) == items[i].letter->partition &&
+                db_result_i64(rows, row, 1) == items[i].letter->offset) {
+                struct dead_item own = items[i];
+                items[i] = items[*decided];
+                items[(*decided)++] = own;
+                break;
+            }
+    db_result_free(rows);
+    buf_deinit(&partitions), buf_deinit(&offsets), buf_deinit(&times);
+    return status;
+}
+
+/* With their payloads; the order of the letters is kept by those of one partition. */
+static enum status publish(struct dead_change *change, const struct dead_item *items, size_t count,
+                           struct error *error)
+{
+    const struct dead_place *place = &change->place;
+    struct arena arena = ARENA(65536);
+    struct dead_position *places = arena_alloc(&arena, (count + 1) * sizeof *places);
+    const struct dead_filter any = {.state = DEAD_ANY};
+    struct bus_message *messages = arena_alloc(&arena, (count + 1) * sizeof *messages);
+    struct str topic = str_from(place->topic->topic);
+    struct dead_item *whole = NULL;
+    size_t found = 0, kept = 0;
+    for (size_t i = 0; i < count; i++)
+        places[i] = (struct dead_position){items[i].letter->partition, items[i].letter->offset};
+    enum status status = kernel_dead_get(place, &any, places, count, SIZE_MAX, &arena, &whole, &found, error);
+    if (status == STATUS_OK && found != count)
+        status = error_set(error, STATUS_UNAVAILABLE, "%zu of %zu letters could not be read again",
+                           count - found, count);
+    for (size_t i = 0; i < found && status == STATUS_OK; i++)
+        kept += bus_dead_original(whole[i].letter, topic, &arena, &messages[kept]);
+    FAILPOINT("letters.before_publish");
+    if (status == STATUS_OK)
+        status = bus_dead_publish(place->dead, messages, kept, place->deadline_ns, error);
+    FAILPOINT("letters.after_publish");
+    arena_deinit(&arena);
+    return status;
+}
+
+static enum status requeue(struct dead_change *change, struct dead_item *items, size_t count,
+                           struct error *error)
+{
+    enum status status = STATUS_OK;
+    for (size_t begin = 0; begin < count && status == STATUS_OK;) {
+        size_t end = begin, bytes = 0, decided = 0;
+        while (end < count && end - begin < BATCH_MAX && bytes < BATCH_BYTES_MAX)
+            bytes += items[end++].bytes;
+        status = decide(change, items + begin, end - begin, &decided, error);
+        if (status == STATUS_OK && decided > 0)
+            status = publish(change, items + begin, decided, error);
+        change->changed += (int64_t)decided;
+        begin = end;
+    }
+    return status;
+}
+
+/* Those whose content was not kept stay as they are. */
+static size_t drop_without_content(struct dead_change *change, struct dead_item *items, size_t count)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < count; i++) {
+        struct bus_message original;
+        bool has_content =
+            items[i].bytes > 0 || bus_dead_original(items[i].letter, STR_NONE, change->arena, &original);
+        if (has_content)
+            items[kept++] = items[i];
+    }
+    change->without_content = (int64_t)(count - kept);
+    return kept;
+}
+
+static enum status choose(struct dead_change *change, struct dead_item **items, size_t *count,
+                          struct error *error)
+{
+    change->filter.state = DEAD_OPEN;
+    if (change->ids)
+        return kernel_dead_get(&change->place, &change->filter, change->ids, change->id_count, 0,
+                               change->arena, items, count, error);
+    struct dead_scan scan = {.place = change->place,
+                             .filter = change->filter,
+                             .is_oldest_first = true,
+                             .limit = DEAD_CHANGE_MAX,
+                             .until_ns = change->place.deadline_ns,
+                             .arena = change->arena};
+    enum status status = kernel_dead_scan(&scan, error);
+    *items = scan.items;
+    *count = scan.count;
+    change->has_more = !scan.is_complete;
+    return status;
+}
+
+enum status kernel_dead_change(struct dead_change *change, struct error *error)
+{
+    struct dead_item *items = NULL;
+    size_t count = 0, decided = 0;
+    enum status status = choose(change, &items, &count, error);
+    change->matched = (int64_t)count;
+    if (status == STATUS_OK && change->requeues)
+        count = drop_without_content(change, items, count);
+    if (status != STATUS_OK || change->is_dry_run)
+        return status;
+    if (change->requeues) {
+        status = requeue(change, items, count, error);
+    } else {
+        status = decide(change, items, count, &decided, error);
+        change->changed = (int64_t)decided;
+    }
+    if (status == STATUS_OK)
+        status = db_exec(change->place.conn, &expire_sql,
+                         DB_PARAMS(db_i64(EXPIRED_MAX), db_i64(2 * change->keep_ms + MONTH_MS)),
+                         change->place.deadline_ns, NULL, error);
+    return status;
+}

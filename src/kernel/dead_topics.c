@@ -1,0 +1,154 @@
+/* Topics with dead letters, and how their engines are reached. */
+#include "kernel/dead_letters.h"
+
+#include "bus/bus_kafka.h"
+#include "kernel/engines.h"
+#include "kernel/kernel_inside.h"
+#include "kernel/outbox_views.h"
+#include "kernel/store.h"
+
+enum { TOPICS_MAX = 128 };
+
+const char *kernel_engine_name(enum kernel_engine engine)
+{
+    static const char *const names[] = {
+        [KERNEL_ON_POSTGRES] = "postgres", [KERNEL_ON_KAFKA] = "kafka", [KERNEL_ON_NATS] = "nats"};
+    return names[engine];
+}
+
+/* ---- what the configuration names ---- */
+
+struct topic_list {
+    struct arena *arena;
+    struct kernel_dead_topic *items;
+    size_t count;
+};
+
+/* What is known of a topic first holds; a group is added. */
+static void add_topic(const struct kernel_dead_topic *topic, void *arg)
+{
+    struct topic_list *list = arg;
+    for (size_t i = 0; i < list->count; i++)
+        if (strcmp(list->items[i].topic, topic->topic) == 0 && list->items[i].engine == topic->engine) {
+            if (topic->group)
+                list->items[i].group = arena_str(list->arena, str_from(topic->group)).ptr;
+            return;
+        }
+    if (list->count == TOPICS_MAX)
+        return;
+    list->items[list->count] = *topic;
+    list->items[list->count].topic = arena_str(list->arena, str_from(topic->topic)).ptr;
+    if (topic->group)
+        list->items[list->count].group = arena_str(list->arena, str_from(topic->group)).ptr;
+    list->count++;
+}
+
+void kernel_dead_topics(const struct config *config, const struct module *const *modules, struct arena *arena,
+                        struct kernel_dead_topic **topics, size_t *count)
+{
+    struct topic_list list = {.arena = arena,
+                              .items = arena_zalloc(arena, TOPICS_MAX * sizeof(struct kernel_dead_topic))};
+    kernel_events_dead_topics(config, modules, add_topic, &list);
+    for (; *modules; modules++)
+        if ((*modules)->each_dead_topic)
+            (*modules)->each_dead_topic(config, config_section(config, (*modules)->section->name), add_topic,
+                                        &list);
+    *topics = list.items;
+    *count = list.count;
+}
+
+/* ---- what a database has ---- */
+
+static const struct db_statement names_sql = DB_STATEMENT(
+    "SELECT topic FROM platform.bus_partition WHERE partition = 0 AND right(topic, 4) = '" BUS_DEAD_SUFFIX
+    "' ORDER BY topic");
+
+enum status kernel_dead_topics_of(struct db_conn *conn, struct arena *arena, struct str **names,
+                                  size_t *count, int64_t deadline_ns, struct error *error)
+{
+    struct db_result *rows = NULL;
+    enum status status = db_query(conn, &names_sql, DB_NO_PARAMS, deadline_ns, &rows, error);
+    *count = status == STATUS_OK ? db_result_rows(rows) : 0;
+    *names = arena_alloc(arena, (*count + 1) * sizeof **names);
+    for (size_t i = 0; i < *count; i++)
+        (*names)[i] = arena_str(arena, db_result_str(rows, i, 0));
+    db_result_free(rows);
+    return status;
+}
+
+/* ---- sources ---- */
+
+static const struct kernel_dead_table *find_table(const struct module *const *modules, struct str name)
+{
+    for (; *modules; modules++)
+        for (const struct kernel_dead_table *at = (*modules)->dead_tables; at && at->name; at++)
+            if (str_eq(name, str_from(at->name)))
+                return at;
+    return NULL;
+}
+
+/* On the engine that the configuration has the topic on. */
+static bool find_topic(const struct config *config, const struct module *const *modules, struct str name,
+                       struct arena *arena, struct dead_source *source)
+{
+    struct kernel_dead_topic *topics;
+    size_t count;
+    bool is_elsewhere = str_ends_with(name, STR(DEAD_ELSEWHERE));
+    if (is_elsewhere)
+        name.len -= sizeof DEAD_ELSEWHERE - 1;
+    if (!str_ends_with(name, STR(BUS_DEAD_SUFFIX)) || !str_is_name(name))
+        return false;
+    struct str topic = str_of(name.ptr, name.len - (sizeof BUS_DEAD_SUFFIX - 1));
+    source->kind = DEAD_OF_TOPIC;
+    source->name = arena_str(arena, name).ptr;
+    source->topic.topic = arena_str(arena, topic).ptr;
+    if (config)
+        kernel_dead_topics(config, modules, arena, &topics, &count);
+    for (size_t i = 0; config && i < count; i++)
+        if (str_eq(str_from(topics[i].topic), topic) &&
+            (topics[i].engine == KERNEL_ON_POSTGRES ? source->topic.engine == KERNEL_ON_POSTGRES
+                                                    : !is_elsewhere))
+            source->topic = topics[i];
+    return true;
+}
+
+bool kernel_dead_source(const struct config *config, const struct module *const *modules, struct str name,
+                        struct arena *arena, struct dead_source *source)
+{
+    *source = (struct dead_source){.kind = DEAD_OF_TABLE, .name = arena_str(arena, name).ptr};
+    source->table = find_table(modules, name);
+    if (source->table)
+        return true;
+    source->outbox = kernel_outbox_find(modules, name, &source->module);
+    if (source->outbox) {
+        source->kind = DEAD_OF_OUTBOX;
+        return true;
+    }
+    return find_topic(config, modules, name, arena, source);
+}
+
+/* ---- engines ---- */
+
+static enum status open_kafka(const struct config *config, struct bus_dead **dead, struct error *error)
+{
+    const struct kernel_kafka *kafka = config_section(config, "kafka");
+    struct bus_kafka_config there = {.message_bytes_max = (size_t)kafka->message_bytes_max};
+    struct arena arena = ARENA(1024);
+    kernel_engine_kafka(kafka, &arena, &there);
+    enum status status = bus_dead_open_kafka(&there, dead, error);
+    arena_deinit(&arena);
+    return status;
+}
+
+enum status kernel_dead_open(const struct config *config, const struct module *const *modules,
+                             enum kernel_engine engine, struct db_conn *conn, int64_t deadline_ns,
+                             struct bus_dead **dead, struct error *error)
+{
+    switch (engine) {
+    case KERNEL_ON_KAFKA: return open_kafka(config, dead, error);
+    case KERNEL_ON_NATS: return kernel_events_dead_open(config, modules, deadline_ns, dead, error);
+    case KERNEL_ON_POSTGRES: break;
+    }
+    *dead = bus_dead_open_postgres(conn);
+    return STATUS_OK;
+}

@@ -1,0 +1,273 @@
+/* /v1/ops/outboxes: the tables of all modules, their events by state, and what an operator does about them. */
+#include "base/json.h"
+#include "base/uuid.h"
+#include "kernel/outbox_views.h"
+#include "modules/ops/ops.h"
+
+enum { CHANGE_MAX = 100000 };
+
+/* ---- tables ---- */
+
+struct tables {
+    struct str tenant;
+    const struct module *const *modules;
+    bool is_store;
+};
+
+/* One database's part. */
+struct tables_part {
+    struct arena arena;
+    struct buf items;
+};
+
+static void put_counts(struct buf *out, const struct ops_site *site, const struct outbox_table *table,
+                       const struct kernel_outbox_counts *counts)
+{
+    buf_put_str(out, buf_len(out) ? STR(",{") : STR("{"));
+    json_put_member_str(out, "table", str_from(table->name));
+    json_put_member_str(out, "module", str_from(table->module));
+    json_put_member_str(out, "database", str_from(site->name));
+    json_put_member_i64(out, "pending", counts->pending);
+    json_put_member_i64(out, "in_flight", counts->in_flight);
+    json_put_member_i64(out, "failed", counts->failed);
+    json_put_key(out, STR("more"));
+    buf_put_str(out, counts->has_more ? STR("true") : STR("false"));
+    json_put_key(out, STR("oldest_pending_age_seconds"));
+    if (counts->oldest_pending_age_s >= 0)
+        buf_printf(out, "%lld", (long long)counts->oldest_pending_age_s);
+    else
+        buf_put_str(out, STR("null"));
+    json_put_key(out, STR("last_error"));
+    if (counts->last_error.ptr)
+        json_put_string(out, counts->last_error);
+    else
+        buf_put_str(out, STR("null"));
+    buf_put_char(out, '}');
+}
+
+static enum status count_tables(struct ops_ask *ask, struct db_conn *conn, struct error *error)
+{
+    const struct tables *tables = ask->context;
+    struct tables_part *part = ask->own;
+    enum status status = STATUS_OK;
+    for (const struct module *const *module = tables->modules; *module && status == STATUS_OK; module++) {
+        const struct outbox_table *const *at = (*module)->outboxes;
+        if (!at || (*module)->keeps_store != ask->site->is_store)
+            continue;
+        for (; *at && status == STATUS_OK; at++) {
+            struct kernel_outbox_counts counts;
+            status = kernel_outbox_count(conn, *at, tables->tenant, &part->arena, ask->deadline_ns, &counts,
+                                         error);
+            if (status == STATUS_OK)
+                put_counts(&part->items, ask->site, *at, &counts);
+        }
+    }
+    return status;
+}
+
+static void send_tables(struct http_request *request, struct tables *tables, struct ops_sites *sites)
+{
+    struct ops_ask *asks = arena_zalloc(request->arena, (sites->count + 1) * sizeof *asks);
+    struct tables_part *parts = arena_zalloc(request->arena, (sites->count + 1) * sizeof *parts);
+    struct buf body = {0};
+    for (size_t i = 0; i < sites->count; i++) {
+        asks[i] = (struct ops_ask){.site = &sites->items[i], .own = &parts[i]};
+        parts[i].arena = ARENA(4096);
+    }
+    ops_ask_all(request->context, asks, sites->count, count_tables, tables);
+    buf_put_str(&body, STR("{\"items\":["));
+    bool is_first = true;
+    for (size_t i = 0; i < sites->count; i++) {
+        if (buf_len(&parts[i].items)) {
+            buf_put_str(&body, is_first ? STR("") : STR(","));
+            buf_put_str(&body, buf_str(&parts[i].items));
+            is_first = false;
+        }
+        buf_deinit(&parts[i].items);
+        arena_deinit(&parts[i].arena);
+    }
+    buf_put_str(&body, STR("],\"next_cursor\":null"));
+    ops_put_unavailable(&body, asks, sites->count);
+    buf_put_char(&body, '}');
+    http_send(request, &(struct http_response){.status = 200, .body = buf_str(&body)});
+    buf_deinit(&body);
+}
+
+void ops_get_outboxes(struct http_request *request)
+{
+    static const char *const names[] = {"tenant", NULL};
+    struct ops *ops = request->context;
+    struct tables tables = {.modules = ops->modules};
+    struct error error = {0};
+    enum status status = http_request_query_only(request, names, &error);
+    if (status == STATUS_OK)
+        status = ops_tenant_read(request, STR_NONE, &tables.tenant, &error);
+    if (status != STATUS_OK) {
+        http_send_error(request, &error);
+        return;
+    }
+    struct ops_sites *sites = ops_sites_hold(ops);
+    send_tables(request, &tables, sites);
+    ops_sites_unref(sites);
+}
+
+/* ---- events ---- */
+
+/* NULL: it is answered. */
+static const struct outbox_table *find_table(struct http_request *request, const struct module **module)
+{
+    struct ops *ops = request->context;
+    struct str name;
+    struct error error = {0};
+    const struct outbox_table *table = NULL;
+    if (http_request_param(request, "table", &name, &error) == STATUS_OK) {
+        table = kernel_outbox_find(ops->modules, name, module);
+        if (!table)
+            (void)!error_set(&error, STATUS_NOT_FOUND, "there is no outbox of this name");
+    }
+    if (!table)
+        http_send_error(request, &error);
+    return table;
+}
+
+void ops_get_outbox_events(struct http_request *request)
+{
+    const struct module *module;
+    const struct outbox_table *table = find_table(request, &module);
+    enum outbox_state state = OUTBOX_STUCK;
+    struct str named;
+    bool found = false;
+    struct error error = {0};
+    if (!table)
+        return;
+    if (http_request_query(request, STR("state"), &found, &named, &error) == STATUS_OK && found)
+        for (int at = 0; at < OUTBOX_STATES; at++)
+            if (str_eq(named, str_from(outbox_state_name((enum outbox_state)at))))
+                state = (enum outbox_state)at; /* another is refused as the view's */
+    const struct ops_view *views[KERNEL_OUTBOX_VIEWS];
+    ops_send_walk(request, views, kernel_outbox_events(table, state, request->arena, views));
+}
+
+void ops_get_outbox_event(struct http_request *request)
+{
+    const struct module *module;
+    const struct outbox_table *table = find_table(request, &module);
+    if (table)
+        ops_send_view(request, kernel_outbox_event(table, request->arena));
+}
+
+/* ---- changes ---- */
+
+struct outbox_work {
+    const struct outbox_table *table;
+    enum outbox_change change;
+    struct outbox_selection selection;
+    struct buf ids;
+};
+
+static enum status read_ids(struct outbox_work *work, const struct json_value *ids, struct arena *arena,
+                            struct error *error)
+{
+    bool is_uuid = strcmp(work->table->id.type, "uuid") == 0;
+    struct json_iter it;
+    struct json_value id;
+    json_iter_init(&it, ids);
+    while (json_iter_next(&it, NULL, &id)) {
+        struct str text = id.type == JSON_STRING ? json_str_decode(id.raw, arena) : id.raw;
+        struct uuid uuid;
+        int64_t number;
+        if (is_uuid ? !uuid_parse(text, &uuid) : !str_to_i64(text, &number))
+            return error_set_field(error, STATUS_BAD_REQUEST, "ids", "ids of this table are %s",
+                                   is_uuid ? "UUIDs" : "numbers");
+        db_array_put(&work->ids, text);
+    }
+    work->selection.ids = db_array_end(&work->ids);
+    return STATUS_OK;
+}
+
+/* A filter's state must be one that the action is for: then nobody expects it to do more. */
+static bool fits_state(enum outbox_change change, struct str state)
+{
+    static const char *const fitting[][3] = {[OUTBOX_CHANGE_RETRY] = {"failed", "stuck", ""},
+                                             [OUTBOX_CHANGE_DISCARD] = {"failed", "stuck", ""},
+                                             [OUTBOX_CHANGE_REPUBLISH] = {"published", "", ""},
+                                             [OUTBOX_CHANGE_UNLOCK] = {"in_flight", "stuck", ""}};
+    for (size_t i = 0; state.ptr && i < 3; i++)
+        if (str_eq(state, str_from(fitting[change][i])))
+            return true;
+    return !state.ptr;
+}
+
+static enum status read_filter(struct outbox_work *work, const struct json_value *filter, struct arena *arena,
+                               struct error *error)
+{
+    struct ops_question question = {.limit = 0};
+    const struct ops_view *views[KERNEL_OUTBOX_VIEWS];
+    (void)kernel_outbox_events(work->table, OUTBOX_FAILED, arena, views);
+    enum status status = ops_filter_read(views[0], filter, arena, &question, error);
+    if (status == STATUS_OK && !fits_state(work->change, question.values[0]))
+        status = error_set_field(error, STATUS_BAD_REQUEST, "state",
+                                 "state is one that this action does not change");
+    work->selection.only_failed = str_eq(question.values[0], STR("failed"));
+    work->selection.event_type = question.values[1];
+    work->selection.aggregate = question.values[2];
+    work->selection.since = question.values[3];
+    work->selection.until = question.values[4];
+    return status;
+}
+
+static enum status run_work(struct ops_change *change, struct db_conn *conn, int64_t deadline_ns,
+                            struct error *error)
+{
+    struct outbox_work *work = change->context;
+    enum status status = change->is_dry_run
+                             ? outbox_change_count(conn, work->table, work->change, &work->selection,
+                                                   deadline_ns, &change->matched, error)
+                             : outbox_change(conn, work->table, work->change, &work->selection, deadline_ns,
+                                             &change->matched, error);
+    change->changed = change->matched;
+    change->has_more = change->matched >= CHANGE_MAX;
+    return status;
+}
+
+static void change_outbox(struct http_request *request, enum outbox_change kind, const char *action)
+{
+    const struct module *module;
+    struct outbox_work work = {.table = find_table(request, &module), .change = kind};
+    struct ops_change change = {.action = action, .context = &work, .run = run_work};
+    struct error error = {0};
+    if (!work.table)
+        return;
+    enum status status = ops_change_read(request, &change, &error);
+    if (status == STATUS_OK)
+        status = change.has_ids ? read_ids(&work, &change.ids, request->arena, &error)
+                                : read_filter(&work, &change.filter, request->arena, &error);
+    work.selection.tenant = change.tenant;
+    work.selection.rows_max = CHANGE_MAX;
+    change.target = str_from(work.table->name);
+    if (status == STATUS_OK)
+        ops_send_change(request, &change, module->keeps_store ? OPS_STORE : OPS_DATABASES);
+    else
+        http_send_error(request, &error);
+    buf_deinit(&work.ids);
+}
+
+void ops_retry_outbox(struct http_request *request)
+{
+    change_outbox(request, OUTBOX_CHANGE_RETRY, "outbox.retry");
+}
+
+void ops_discard_outbox(struct http_request *request)
+{
+    change_outbox(request, OUTBOX_CHANGE_DISCARD, "outbox.discard");
+}
+
+void ops_republish_outbox(struct http_request *request)
+{
+    change_outbox(request, OUTBOX_CHANGE_REPUBLISH, "outbox.republish");
+}
+
+void ops_unlock_outbox(struct http_request *request)
+{
+    change_outbox(request, OUTBOX_CHANGE_UNLOCK, "outbox.unlock");
+}
