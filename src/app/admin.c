@@ -2,12 +2,16 @@
 #include "app/admin.h"
 
 #include <ctype.h>
+#include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/memory.h"
+#include "kernel/ops.h"
 
 enum { LIST_MAX = 100, CHANGE_MAX = 100000, STATEMENT_MS = 60000 };
 
@@ -26,6 +30,49 @@ const char *admin_text(struct admin *admin, const struct db_result *rows, size_t
     }
     *end = '\0';
     return text;
+}
+
+const char *admin_user(struct admin *admin)
+{
+    char memory[4096], host[128] = "";
+    struct passwd entry, *found = NULL;
+    (void)!gethostname(host, sizeof host - 1);
+    if (getpwuid_r(getuid(), &entry, memory, sizeof memory, &found) == 0 && found)
+        return arena_printf(&admin->texts, "%s@%s", found->pw_name, host).ptr;
+    return arena_printf(&admin->texts, "uid %u@%s", (unsigned)getuid(), host).ptr;
+}
+
+enum status admin_audit(struct admin *admin, struct db_conn *conn, const char *action, const char *target,
+                        struct str filter, int64_t count, struct error *error)
+{
+    struct buf ids = {0};
+    buf_put_char(&ids, '[');
+    for (size_t i = 0; i < admin->ids.count; i++) {
+        if (i)
+            buf_put_char(&ids, ',');
+        json_put_string(&ids, str_from(admin->ids.items[i]));
+    }
+    buf_put_char(&ids, ']');
+    const struct ops_audit audit = {
+        .who = arena_printf(&admin->texts, "cli:%s", admin_user(admin)),
+        .action = str_from(action),
+        .target = str_from(target),
+        .ids = admin->ids.count ? buf_str(&ids) : STR_NONE,
+        .filter = admin->ids.count ? STR_NONE : filter,
+        .matched = count,
+        .changed = count,
+        .reason = admin->note && *admin->note ? str_from(admin->note) : STR("no note was given"),
+    };
+    enum status status = kernel_ops_audit_write(conn, &audit, admin->deadline_ns, error);
+    buf_deinit(&ids);
+    return status;
+}
+
+enum status admin_explain(struct db_conn *conn, enum status status, struct error *error)
+{
+    if (status == STATUS_DB_ERROR && strcmp(db_sqlstate(conn), "42P01") == 0)
+        return error_set(error, STATUS_CONFIG, "tables of this program are missing: run `freshet migrate`");
+    return status;
 }
 
 void admin_note_limit(const struct admin *admin, size_t count)
@@ -85,6 +132,47 @@ void admin_add_target(struct admin *admin, const struct db_target *target, const
     admin->targets[admin->target_count++] = (struct admin_target){*target, module};
 }
 
+static int run_target(struct admin *admin, const struct admin_target *target)
+{
+    struct error error = {0};
+    struct db_pool *pool = NULL;
+    struct db_conn *conn = NULL;
+    int exit_status = 0;
+    admin->target = target;
+    admin->deadline_ns = clock_deadline_ms(STATEMENT_MS);
+    enum status status = db_pool_create(&target->target, &pool, &error);
+    if (status == STATUS_OK)
+        status = db_acquire(pool, admin->deadline_ns, &conn, &error);
+    if (status == STATUS_OK)
+        status = admin->action->run(admin, conn, &error);
+    if (status != STATUS_OK)
+        exit_status = app_fail(admin->name, "database %s%s%s: %s", target->target.name, pool ? " at " : "",
+                               pool ? db_pool_address(pool) : "", error.message);
+    db_release(conn);
+    db_pool_destroy(pool);
+    return exit_status;
+}
+
+static int run_targets(struct admin *admin)
+{
+    int exit_status = 0;
+    bool searches = admin->command->searches && admin->command->searches(admin);
+    if (admin->target_count == 0)
+        return app_misuse(admin->name, "there is no database \"%s\" with these rows in %s",
+                          admin->only_database ? admin->only_database : "store",
+                          app_config_path(admin->config_path));
+    if (admin->target_count > 1 && admin->action->done && !searches)
+        return app_misuse(admin->name, "the table is in several databases: name one by --database");
+    for (size_t i = 0; i < admin->target_count; i++)
+        exit_status |= run_target(admin, &admin->targets[i]);
+    if (exit_status == 0 && searches) {
+        exit_status = admin->command->settle(admin);
+        if (exit_status == 0)
+            exit_status = run_target(admin, &admin->targets[0]);
+    }
+    return exit_status;
+}
+
 int admin_main(int argc, char **argv, struct admin *admin, const struct admin_command *command)
 {
     admin->command = command;
@@ -96,30 +184,7 @@ int admin_main(int argc, char **argv, struct admin *admin, const struct admin_co
     if (!config)
         return 1;
     command->find_targets(admin, config);
-    exit_status = 0;
-    if (admin->target_count == 0)
-        exit_status = app_misuse(admin->name, "there is no database \"%s\" with these rows in %s",
-                                 admin->only_database ? admin->only_database : "store",
-                                 app_config_path(admin->config_path));
-    else if (admin->target_count > 1 && admin->action->done)
-        exit_status = app_misuse(admin->name, "the table is in several databases: name one by --database");
-    for (size_t i = 0; i < admin->target_count && exit_status != OPTIONS_WRONG; i++) {
-        struct error error = {0};
-        struct db_pool *pool = NULL;
-        struct db_conn *conn = NULL;
-        admin->target = &admin->targets[i];
-        admin->deadline_ns = clock_deadline_ms(STATEMENT_MS);
-        enum status status = db_pool_create(&admin->target->target, &pool, &error);
-        if (status == STATUS_OK)
-            status = db_acquire(pool, admin->deadline_ns, &conn, &error);
-        if (status == STATUS_OK)
-            status = admin->action->run(admin, conn, &error);
-        if (status != STATUS_OK)
-            exit_status = app_fail(admin->name, "database %s%s%s: %s", admin->target->target.name,
-                                   pool ? " at " : "", pool ? db_pool_address(pool) : "", error.message);
-        db_release(conn);
-        db_pool_destroy(pool);
-    }
+    exit_status = run_targets(admin);
     free(admin->targets);
     arena_deinit(&admin->texts);
     config_free(config);

@@ -27,12 +27,17 @@ struct admin_command {
     const char *(*check)(struct admin *admin);
     void (*find_targets)(struct admin *admin,
                          struct config *config); /* admin_add_target() for each database */
+    /* May be NULL. Does the action first have to find out which database the call is about? Then it is run on all of them, settle() leaves
+     * one target or returns an exit status, and it is run again. */
+    bool (*searches)(struct admin *admin);
+    int (*settle)(struct admin *admin);
 };
 
 struct admin {
     const char *config_path;
     const char *only_database; /* NULL = any */
-    bool all;
+    bool all, is_dry_run;
+    const char *note; /* why rows are changed, for the audit; NULL = not given */
     int64_t rows_max; /* of --limit, or the default */
 
     const struct admin_command *command;
@@ -61,18 +66,30 @@ void admin_note_limit(const struct admin *admin, size_t count);
 const char *admin_text(struct admin *admin, const struct db_result *rows, size_t row, unsigned column,
                        const char *missing);
 
+/* In the transaction of a change: its row of platform.ops_audit (kernel/ops.h), with the IDs of the call, or `filter`, a JSON object. */
+struct ops_audit;
+enum status admin_audit(struct admin *admin, struct db_conn *conn, const char *action, const char *target,
+                        struct str filter, int64_t count, struct error *error) MUST_CHECK;
+/* "ann@host", as the system knows the user; $USER may be anything. */
+const char *admin_user(struct admin *admin);
+/* A message about a table that is missing: `freshet migrate`. */
+enum status admin_explain(struct db_conn *conn, enum status status, struct error *error);
+
 /* The rows that all such commands share; they end the table. */
-#define ADMIN_ROWS(admin)                                                       \
-    APP_CONFIG_ROW((admin).config_path),                                        \
-        {"--limit",                                                             \
-         "N",                                                                   \
-         "at most N rows, oldest first (default 100; for changes 100000)",      \
-         .number = &(admin).rows_max,                                           \
-         .min = 1,                                                              \
-         .max = 10000000},                                                      \
-        {"--all", NULL, "change all rows in that state", .flag = &(admin).all}, \
-    {                                                                           \
-        .name = NULL                                                            \
+#define ADMIN_ROWS(admin)                                                                    \
+    APP_CONFIG_ROW((admin).config_path),                                                     \
+        {"--limit",                                                                          \
+         "N",                                                                                \
+         "at most N rows, oldest first (default 100; for changes 100000)",                   \
+         .number = &(admin).rows_max,                                                        \
+         .min = 1,                                                                           \
+         .max = 10000000},                                                                   \
+        {"--all", NULL, "change all rows in that state", .flag = &(admin).all},              \
+        {"--dry-run", NULL, "change nothing, and print how many rows would be changed",      \
+         .flag = &(admin).is_dry_run},                                                       \
+        {"--note", "TEXT", "a reason for the change, for the audit", .into = &(admin).note}, \
+    {                                                                                        \
+        .name = NULL                                                                         \
     }
 
 #endif

@@ -16,8 +16,7 @@
 
 enum {
     CONNECT_TIMEOUT_MS = 5000,
-    TIMEOUT_MS = 60000, /* of an answer that is kept; a first read waits for its load */
-    STALL_TIMEOUT_MS = 60000,
+    ATTEMPT_MIN_MS = 1000, /* less could not tell a busy pod from a frozen one */
     TOKEN_TTL_S = 3600,
     HEADERS_MAX = 5,
     BAR_WIDTH = 30,
@@ -47,7 +46,7 @@ static enum status refusal_error(int http_status, struct str body, struct error 
     return status;
 }
 
-static enum status call_once(const struct pod_call *call, struct str json, struct buf *body,
+static enum status call_once(const struct pod_call *call, struct str json, int64_t limit_ms, struct buf *body,
                              struct error *error)
 {
     struct fetch_answer answer;
@@ -55,6 +54,7 @@ static enum status call_once(const struct pod_call *call, struct str json, struc
     struct buf url = {0};
     const char *headers[HEADERS_MAX + 1] = {NULL};
     size_t count = 0;
+    int64_t connect_ms = limit_ms < CONNECT_TIMEOUT_MS ? limit_ms : CONNECT_TIMEOUT_MS;
     headers[count++] = arena_printf(&arena, "Authorization: Bearer %.*s", STR_ARG(call->token)).ptr;
     headers[count++] = arena_printf(&arena, "Accept: %s", call->accept ? call->accept : "*/*").ptr;
     if (call->min_version.len)
@@ -74,9 +74,9 @@ static enum status call_once(const struct pod_call *call, struct str json, struc
     enum status status = fetch_run(&(struct fetch_request){.url = buf_str(&url),
                                                            .headers = headers,
                                                            .body = json,
-                                                           .connect_timeout_ms = CONNECT_TIMEOUT_MS,
-                                                           .timeout_ms = call->on_body ? 0 : TIMEOUT_MS,
-                                                           .stall_timeout_ms = STALL_TIMEOUT_MS,
+                                                           .connect_timeout_ms = connect_ms,
+                                                           .timeout_ms = call->on_body ? 0 : limit_ms,
+                                                           .stall_timeout_ms = limit_ms,
                                                            .answer_bytes_max = ANSWER_BYTES_MAX,
                                                            .on_body = call->on_body,
                                                            .context = call->context,
@@ -89,6 +89,9 @@ static enum status call_once(const struct pod_call *call, struct str json, struc
         *call->http_status = status == STATUS_OK ? answer.status : 0;
     if (status == STATUS_OK && answer.status / 100 != 2)
         status = refusal_error(answer.status, buf_str(&answer.body), error);
+    if (status == STATUS_TIMEOUT)
+        error_set(error, status, "no answer within %lld.%lld s", (long long)limit_ms / 1000,
+                  (long long)limit_ms % 1000 / 100);
     *body = answer.body;
     return status;
 }
@@ -109,13 +112,17 @@ enum status pod_post(const struct pod_call *call, struct str json, struct buf *b
     int64_t deadline_ns = clock_deadline_ms(call->patience_ms);
     struct backoff backoff = {.min_ms = 100, .max_ms = 2000};
     for (unsigned tries = 1;; tries++) {
-        enum status status = call_once(call, json, body, error);
-        if (!pod_is_away(status))
+        int64_t left_ms = clock_ms_left(deadline_ns);
+        enum status status =
+            call_once(call, json, left_ms < ATTEMPT_MIN_MS ? ATTEMPT_MIN_MS : left_ms, body, error);
+        if (!pod_is_away(status) || call->single)
             return status;
-        if (clock_mono_ns() >= deadline_ns)
+        left_ms = clock_ms_left(deadline_ns);
+        if (left_ms <= 0)
             return tries > 1 ? error_context(error, "no success after %u attempts", tries) : status;
         buf_deinit(body);
-        pod_pause(backoff_next_ms(&backoff));
+        int64_t pause_ms = backoff_next_ms(&backoff);
+        pod_pause(pause_ms < left_ms ? pause_ms : left_ms);
     }
 }
 

@@ -26,7 +26,10 @@ struct pod_call {
     struct str path; /* not empty: the whole path instead */
     const char *accept;     /* a media type; NULL = any */
     struct str min_version; /* X-Min-Version; empty = none */
-    int64_t patience_ms;    /* how long no answer and 503 are tried again; 0 = not at all */
+    /* How long it may take: no answer and a 503 are tried again for as long, unless it is `single`. The last attempt has a second at
+     * least. A streamed answer may take any time, but not that long without a byte. */
+    int64_t patience_ms;
+    bool single;
     /* Takes a good answer piece by piece; NULL = it is kept in `body`. False ends the call: CANCELLED. */
     bool (*on_body)(void *context, struct str bytes);
     void *context;
@@ -42,6 +45,9 @@ enum status pod_get(const struct pod_call *call, struct buf *body, struct error 
 /* The same with a JSON document to send. A retry sends the same bytes, and so the same eventId. */
 enum status pod_post(const struct pod_call *call, struct str json, struct buf *body,
                      struct error *error) MUST_CHECK;
+enum {
+    POD_ANSWER_MS = 60000
+}; /* patience of calls that have none of their own: a first read waits for its load */
 bool pod_is_away(enum status status); /* no answer, or a 503: the same call may succeed later */
 void pod_pause(int64_t ms);
 

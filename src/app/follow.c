@@ -230,7 +230,7 @@ static int run_follow(struct client *client)
 
 int app_watch(int argc, char **argv)
 {
-    struct follow follow = {.after = -1};
+    struct follow follow = {.after = -1, .client.call = {.patience_ms = POD_ANSWER_MS, .single = true}};
     const struct option_row rows[] = {
         {"--after", "N", "changes after version N (default: from now on)", .number = &follow.after},
         {"--count", "N", "end after N changes", .number = &follow.count, .min = 1},
@@ -270,7 +270,7 @@ static int run_tail(struct client *client)
 
 int app_tail(int argc, char **argv)
 {
-    struct follow follow = {.after = -1};
+    struct follow follow = {.after = -1, .client.call = {.patience_ms = POD_ANSWER_MS, .single = true}};
     const struct option_row rows[] = {
         {"--after", "N", "events after sequence N (default: from the oldest), or changes after version N",
          .number = &follow.after},

@@ -146,12 +146,14 @@ static int run_get(struct client *client)
 
 int app_get(int argc, char **argv)
 {
-    struct get get = {.min_version = -1};
+    struct get get = {.min_version = -1, .client.call = {.patience_ms = POD_ANSWER_MS, .single = true}};
     const struct option_row rows[] = {
         {"--all", NULL, "the whole dictionary, an item a line, all of one version", .flag = &get.all},
         {"--version", NULL, "version, number of items and digest", .flag = &get.version},
         {"--min-version", "N", "version N or later; an error if N is not committed",
          .number = &get.min_version},
+        {"--timeout", "1m", "how long the pod may take to answer, or a stream may be silent (default 1m)",
+         .duration_ms = &get.client.call.patience_ms},
         CLIENT_ROWS(get.client),
     };
     return client_main(

@@ -200,10 +200,11 @@ static void *run_lane(void *context)
         struct error error = {0};
         enum status status = STATUS_OK;
         pthread_mutex_unlock(&sender->mutex);
-        bool skipped = sender->load->is_resumed &&
-                       updates_ask(&call, event_id, &state, NULL, NULL) == STATUS_OK &&
+        if (sender->load->is_resumed)
+            status = updates_ask(&call, event_id, &state, NULL, &error);
+        bool skipped = sender->load->is_resumed && status == STATUS_OK &&
                        state.status != UPDATE_FAILED; /* it arrived in an earlier run */
-        if (!skipped)
+        if (!skipped && !pod_is_away(status))
             status = updates_post(&call, "", buf_str(&json), &state, &error);
         if (status == STATUS_OK && state.status == UPDATE_FAILED)
             status =
@@ -258,7 +259,7 @@ static bool is_current(struct load *load, int64_t version)
     int64_t now;
     struct pod_call call = load->client.call;
     snprintf(wanted, sizeof wanted, "%lld", (long long)version);
-    call.patience_ms = 0;
+    call.single = true;
     call.code = load->plan.code;
     call.rest = STR("/version");
     call.min_version = str_from(wanted);

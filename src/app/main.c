@@ -8,6 +8,7 @@
 
 #include "app/commands.h"
 #include "app/options.h"
+#include "base/log.h"
 
 const char *app_config_path(const char *given)
 {
@@ -153,6 +154,9 @@ const struct command app_commands[] = {
     {"watch", "print the changes of a dictionary as they are committed", app_watch},
     {"tail", "follow a chat, or a dictionary, in the terminal", app_tail},
     {"status", "print the status of an update", app_status},
+    {"doctor", "print everything that is wrong now, with the command that helps", app_doctor},
+    {"top", "show pods, rates, freshness, lag and dictionaries on a live screen", app_top},
+    {"updates", "list updates, and show what will decide one that is PENDING", app_updates},
     {"outbox", "list events that could not be published, and retry, drop or publish them again", app_outbox},
     {"dlq", "list notifications that could not be handled or delivered, and retry or drop them", app_dlq},
     {"verify", "compare the content of pods with the database", app_verify},
@@ -184,6 +188,27 @@ static void print_help(FILE *out)
                  "$FRESHET_CONFIG,\nelse " APP_CONFIG_FILE ", else " APP_CONFIG_FILE_HERE ".\n");
 }
 
+/* Commands print messages for people, so that they log nothing unless $FRESHET_LOG asks for it; a server logs as its configuration
+ * says. False: it is not a level, which is printed. */
+static bool set_log(const char *command)
+{
+    static const char *const names[] = {"debug", "info", "warn", "error", "off"};
+    const char *wanted = getenv("FRESHET_LOG");
+    enum log_level level = LOG_LEVEL_DEBUG;
+    if (strcmp(command, "serve") == 0)
+        return true;
+    if (!wanted || !*wanted)
+        wanted = "off";
+    while (level <= LOG_LEVEL_OFF && strcmp(names[level], wanted) != 0)
+        level++;
+    if (level > LOG_LEVEL_OFF) {
+        (void)app_misuse(command, "$FRESHET_LOG must be debug, info, warn, error or off");
+        return false;
+    }
+    log_set_level(level);
+    return true;
+}
+
 int main(int argc, char **argv)
 {
     /* A process started without stderr would open its first socket as descriptor 2, and write its log there. */
@@ -208,6 +233,8 @@ int main(int argc, char **argv)
     for (const struct command *command = app_commands; command->name; command++) {
         if (strcmp(argv[1], command->name) != 0)
             continue;
+        if (!set_log(command->name))
+            return OPTIONS_WRONG;
         int exit_status = command->run(argc - 1, argv + 1);
         if (exit_status == 0 && (fflush(stdout) != 0 || ferror(stdout)))
             return app_fail(argv[1], "standard output cannot be written: %s", strerror(errno));

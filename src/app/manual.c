@@ -32,6 +32,7 @@ static const char outro[] =
     ".TP\n.B FRESHET_URL\nthe address of the server for client commands, where \\-\\-url is not given\n"
     ".TP\n.B FRESHET_TOKEN\nthe bearer token for client commands, where \\-\\-token is not given\n"
     ".TP\n.B FRESHET_CA, FRESHET_CERT, FRESHET_KEY\nfiles for an https address, where \\-\\-ca, \\-\\-cert and \\-\\-key are not given\n"
+    ".TP\n.B FRESHET_LOG\nlog lines of commands on standard error: debug, info, warn, error or off (the default); not of\n.B freshet serve\n"
     ".TP\n.B FRESHET_VAR\nthe folder with the keys of \\fBfreshet token\\fR, var by default\n"
     ".PP\nThe configuration file can name others: \\fB${NAME}\\fR and \\fB${NAME:default}\\fR.\n"
     ".SH FILES\n.TP\n.I /etc/freshet/freshet.yaml\nthe configuration, see\n.BR freshet.yaml (5)\n"

@@ -2,9 +2,9 @@
 #include "app/commands.h"
 
 extern const struct module refdata_module, intake_module, chat_module, entitlement_module,
-    notification_module, hydration_module;
+    notification_module, hydration_module, ops_module;
 
 const struct module *const app_modules[] = {
     &refdata_module,      &intake_module,    &chat_module, &entitlement_module,
-    &notification_module, &hydration_module, NULL,
+    &notification_module, &hydration_module, &ops_module,  NULL,
 };

@@ -1,5 +1,6 @@
-/* `freshet outbox`: events that wait to be published or failed, and what an operator does about them (O4). Every change is
- * logged on standard error: user, action, number of events. */
+/* `freshet outbox`: events that wait to be published or failed, and what an operator does about them (O4). Every change has its row in
+ * platform.ops_audit, and is logged on standard error. IDs are those of the list: where the call names no table, the one is changed that has
+ * events of these IDs in a state that the change is for. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +8,7 @@
 
 #include "app/admin.h"
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/uuid.h"
@@ -17,10 +19,17 @@ struct outbox_command {
     struct admin admin;
     const char *state_name, *table_name, *aggregate, *since, *first, *last;
     enum outbox_state state;
-    const struct outbox_table *table; /* NULL = all; for changes never */
+    const struct outbox_table *table; /* NULL = all; of changes: the one that has the IDs */
     struct outbox_selection selection;
     struct buf ids_text, mistake;
     char since_text[CLOCK_RFC3339_BYTES];
+    size_t listed;
+    /* of a change by IDs without a table: where they are */
+    bool is_search;
+    size_t found_tables;
+    struct buf found_names;
+    const struct admin_target *found_target;
+    const struct outbox_table *found;
 };
 
 static struct outbox_command *command_of(struct admin *admin)
@@ -56,6 +65,22 @@ static const struct outbox_table *find_table(const char *name, const struct opti
 
 /* ---- one database ---- */
 
+static void print_event(struct admin *admin, const struct outbox_table *table, const struct db_result *rows,
+                        size_t row)
+{
+    enum { ID, AGGREGATE, SEQUENCE, TYPE, ATTEMPTS, CLAIMS, AGE, ERROR, STATE, LOCKED_BY, NEXT_RETRY };
+    const char *last_error = admin_text(admin, rows, row, ERROR, ""),
+               *locked_by = admin_text(admin, rows, row, LOCKED_BY, ""),
+               *next_retry = admin_text(admin, rows, row, NEXT_RETRY, "");
+    printf("%s %s id=%s of=%s seq=%s type=%s state=%s attempts=%s claims=%s age=%ss%s%s%s%s%s%s\n",
+           admin->target->target.name, table->name, admin_text(admin, rows, row, ID, ""),
+           admin_text(admin, rows, row, AGGREGATE, ""), admin_text(admin, rows, row, SEQUENCE, ""),
+           admin_text(admin, rows, row, TYPE, ""), admin_text(admin, rows, row, STATE, ""),
+           admin_text(admin, rows, row, ATTEMPTS, ""), admin_text(admin, rows, row, CLAIMS, ""),
+           admin_text(admin, rows, row, AGE, ""), *locked_by ? " locked_by=" : "", locked_by,
+           *next_retry ? " next_retry=" : "", next_retry, *last_error ? " error=" : "", last_error);
+}
+
 static enum status list_outboxes(struct admin *admin, struct db_conn *conn, struct error *error)
 {
     struct outbox_command *command = command_of(admin);
@@ -68,15 +93,9 @@ static enum status list_outboxes(struct admin *admin, struct db_conn *conn, stru
         status =
             outbox_list(conn, *at, command->state, &command->selection, admin->deadline_ns, &rows, error);
         size_t count = status == STATUS_OK ? db_result_rows(rows) : 0;
-        for (size_t i = 0; i < count; i++) {
-            const char *last_error = admin_text(admin, rows, i, 7, "");
-            printf("%s %s id=%s of=%s seq=%s type=%s state=%s attempts=%s claims=%s age=%ss%s%s\n",
-                   admin->target->target.name, (*at)->name, admin_text(admin, rows, i, 0, ""),
-                   admin_text(admin, rows, i, 1, ""), admin_text(admin, rows, i, 2, ""),
-                   admin_text(admin, rows, i, 3, ""), command->state_name, admin_text(admin, rows, i, 4, ""),
-                   admin_text(admin, rows, i, 5, ""), admin_text(admin, rows, i, 6, ""),
-                   *last_error ? " error=" : "", last_error);
-        }
+        for (size_t i = 0; i < count; i++)
+            print_event(admin, *at, rows, i);
+        command->listed += count;
         if (status == STATUS_OK)
             admin_note_limit(admin, count);
         db_result_free(rows);
@@ -84,6 +103,78 @@ static enum status list_outboxes(struct admin *admin, struct db_conn *conn, stru
         if (status == STATUS_DB_ERROR && !command->table && strcmp(db_sqlstate(conn), "42P01") == 0)
             status = STATUS_OK;
     }
+    bool is_last = admin->target == admin->targets + admin->target_count - 1;
+    if (status == STATUS_OK && is_last && command->listed == 0 && command->state == OUTBOX_STUCK)
+        (void)app_fail(
+            admin->name,
+            "nothing is stuck: no event has failed, waits after a failure, or is in flight for too long");
+    else if (status == STATUS_OK && is_last && command->listed == 0)
+        (void)app_fail(admin->name, "there are no %s events", command->state_name);
+    return status;
+}
+
+/* Which tables of this database have events of these IDs that can be changed so? */
+static enum status search_outboxes(struct admin *admin, struct db_conn *conn, struct error *error)
+{
+    struct outbox_command *command = command_of(admin);
+    enum status status = STATUS_OK;
+    for (const struct outbox_table *const *at = admin->target->module->outboxes; *at && status == STATUS_OK;
+         at++) {
+        int64_t count = 0;
+        if (!ids_fit(*at, &admin->ids))
+            continue;
+        status = outbox_change_count(conn, *at, (enum outbox_change)admin->action->change,
+                                     &command->selection, admin->deadline_ns, &count, error);
+        if (status == STATUS_DB_ERROR && strcmp(db_sqlstate(conn), "42P01") == 0)
+            status = STATUS_OK;
+        if (count == 0)
+            continue;
+        buf_printf(&command->found_names, "%s%s of %s", command->found_tables++ ? ", " : "", (*at)->name,
+                   admin->target->target.name);
+        command->found = *at;
+        command->found_target = admin->target;
+    }
+    return status;
+}
+
+static struct str filter_json(struct outbox_command *command)
+{
+    const struct {
+        const char *name, *value;
+    } members[] = {{"aggregate", command->aggregate},
+                   {"since", command->since},
+                   {"from", command->first},
+                   {"to", command->last}};
+    buf_clear(&command->mistake);
+    buf_put_char(&command->mistake, '{');
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++)
+        if (members[i].value)
+            json_put_member_str(&command->mistake, members[i].name, str_from(members[i].value));
+    buf_put_char(&command->mistake, '}');
+    return buf_str(&command->mistake);
+}
+
+/* The change and its row of the audit; a dry run counts. */
+static enum status run_change(struct outbox_command *command, struct db_conn *conn, int64_t *count,
+                              struct error *error)
+{
+    struct admin *admin = &command->admin;
+    enum outbox_change change = (enum outbox_change)admin->action->change;
+    if (admin->is_dry_run)
+        return outbox_change_count(conn, command->table, change, &command->selection, admin->deadline_ns,
+                                   count, error);
+    enum status status = db_begin(conn, DB_READ_COMMITTED, admin->deadline_ns, error);
+    if (status == STATUS_OK)
+        status = outbox_change(conn, command->table, change, &command->selection, admin->deadline_ns, count,
+                               error);
+    if (status == STATUS_OK && *count > 0) {
+        char action[32];
+        snprintf(action, sizeof action, "outbox.%s", admin->action->name);
+        status = admin_audit(admin, conn, action, command->table->name, filter_json(command), *count, error);
+    }
+    if (status == STATUS_OK)
+        return db_commit(conn, admin->deadline_ns, error);
+    db_rollback(conn);
     return status;
 }
 
@@ -92,19 +183,23 @@ static enum status change_outbox(struct admin *admin, struct db_conn *conn, stru
     struct outbox_command *command = command_of(admin);
     const char *user = getenv("USER");
     int64_t count = 0;
-    enum status status = outbox_change(conn, command->table, (enum outbox_change)admin->action->change,
-                                       &command->selection, admin->deadline_ns, &count, error);
+    if (command->is_search)
+        return search_outboxes(admin, conn, error);
+    enum status status = run_change(command, conn, &count, error);
     if (status != STATUS_OK)
-        return status;
-    log_info("outbox_changed_by_hand", LOG_CSTR("action", admin->action->name),
-             LOG_CSTR("database", admin->target->target.name), LOG_CSTR("table", command->table->name),
-             LOG_INT("events", count), LOG_CSTR("user", user ? user : ""), LOG_INT("uid", getuid()));
-    printf("%s %s: %lld %s\n", admin->target->target.name, command->table->name, (long long)count,
-           admin->action->done);
+        return admin_explain(conn, status, error);
+    if (!admin->is_dry_run)
+        log_info("outbox_changed_by_hand", LOG_CSTR("action", admin->action->name),
+                 LOG_CSTR("database", admin->target->target.name), LOG_CSTR("table", command->table->name),
+                 LOG_INT("events", count), LOG_CSTR("user", user ? user : ""), LOG_INT("uid", getuid()));
+    printf("%s %s: %lld %s%s\n", admin->target->target.name, command->table->name, (long long)count,
+           admin->is_dry_run ? "would be changed: " : "", admin->action->done);
     if (count < (int64_t)admin->ids.count)
-        return error_set(error, STATUS_NOT_FOUND,
-                         "%lld of the events named do not exist, or are in another state",
-                         (long long)admin->ids.count - (long long)count);
+        return error_set(
+            error, STATUS_NOT_FOUND,
+            "%lld of the events named do not exist, or are in another state: `freshet outbox list`"
+            " shows it, `unlock` is for those in flight",
+            (long long)admin->ids.count - (long long)count);
     return STATUS_OK;
 }
 
@@ -137,13 +232,38 @@ static void find_outbox_targets(struct admin *admin, struct config *config)
     }
 }
 
+/* ---- IDs without a table ---- */
+
+static bool searches_outboxes(struct admin *admin)
+{
+    return command_of(admin)->is_search;
+}
+
+/* After all databases were looked through. */
+static int settle_search(struct admin *admin)
+{
+    struct outbox_command *command = command_of(admin);
+    command->is_search = false;
+    if (command->found_tables == 0)
+        return app_fail(admin->name, "no event of these IDs exists in a state that can be changed so:"
+                                     " `freshet outbox list` shows them, `unlock` is for those in flight");
+    if (command->found_tables > 1)
+        return app_misuse(admin->name, "events of these IDs are in %.*s: name one by --table and --database",
+                          STR_ARG(buf_str(&command->found_names)));
+    command->table = command->found;
+    admin->targets[0] = *command->found_target;
+    admin->target_count = 1;
+    return 0;
+}
+
 /* ---- the call ---- */
 
-/* Changes are about one table: refdata's own events unless another is named. */
+/* Changes are about one table: that of the IDs, else refdata's own events unless another is named. */
 static const char *take_table(struct outbox_command *command)
 {
     bool changes = command->admin.action->done != NULL;
-    if (command->table_name || changes)
+    command->is_search = changes && !command->table_name && command->admin.ids.count > 0;
+    if (command->table_name || (changes && !command->is_search))
         command->table = find_table(command->table_name, NULL);
     if (!command->table_name || command->table)
         return NULL;
@@ -178,8 +298,8 @@ static const char *check_outbox(struct admin *admin)
     int64_t number;
     command->state = OUTBOX_PENDING;
     while (strcmp(command->state_name, outbox_state_name(command->state)) != 0)
-        if (command->state++ == OUTBOX_FAILED)
-            return "--state must be failed, pending, in_flight or published";
+        if (command->state++ == OUTBOX_STUCK)
+            return "--state must be stuck, failed, pending, in_flight or published";
     const char *mistake = take_table(command);
     if (!mistake)
         mistake = take_ids(command);
@@ -208,7 +328,7 @@ static const char *check_outbox(struct admin *admin)
 
 int app_outbox(int argc, char **argv)
 {
-    struct outbox_command command = {.state_name = "failed"};
+    struct outbox_command command = {.state_name = "stuck"};
     static const struct admin_action actions[] = {
         {.name = "list", .run = list_outboxes},
         {"retry", "will be tried again", change_outbox, OUTBOX_CHANGE_RETRY},
@@ -221,9 +341,12 @@ int app_outbox(int argc, char **argv)
         {"--database", "NAME",
          "only this postgres block, or `store`; required for changes of a table in several",
          .into = &command.admin.only_database},
-        {"--state", "STATE", "list: failed (default), pending, in_flight or published",
-         .into = &command.state_name, .choices = "failed pending in_flight published"},
-        {"--table", "NAME", "only this table, as in the list (default for changes: refdata.outbox_event)",
+        {"--state", "STATE",
+         "list: stuck (default: failed, waiting after a failure, or in flight for over " OUTBOX_LEASED_LONG_SQL
+         "), failed, pending, in_flight or published",
+         .into = &command.state_name, .choices = "stuck failed pending in_flight published"},
+        {"--table", "NAME",
+         "only this table, as in the list (default for changes: the one that has the IDs, else refdata.outbox_event)",
          .into = &command.table_name},
         {"--of", "AGGREGATE", "only events of this dictionary, entitlement …, as in the list",
          .into = &command.aggregate},
@@ -238,16 +361,19 @@ int app_outbox(int argc, char **argv)
         &(struct admin_command){
             .name = "outbox",
             .summary =
-                "Lists committed events that have to be published, and changes them. `retry` tries failed events again\n"
-                "from the start, `discard` drops failed events, `republish` publishes published events once more, `unlock`\n"
+                "Lists committed events that have to be published, and changes them. `retry` tries failed events, and those that\n"
+                "wait after a failure, again from the start, `discard` drops failed events, `republish` publishes published events once more, `unlock`\n"
                 "ends the lease of events that a dead worker holds.",
             .actions = actions,
             .rows = rows,
             .choose = "IDs, --from and --to, --of, --since, or --all",
             .check = check_outbox,
             .find_targets = find_outbox_targets,
+            .searches = searches_outboxes,
+            .settle = settle_search,
         });
     buf_deinit(&command.ids_text);
     buf_deinit(&command.mistake);
+    buf_deinit(&command.found_names);
     return exit_status;
 }

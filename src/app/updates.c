@@ -9,6 +9,8 @@
 #include "base/json.h"
 #include "base/memory.h"
 
+enum { ASK_MS = 10000 }; /* of `freshet status` without --wait */
+
 /* /updates and `rest`, posted where there is something to post. */
 static enum status call_updates(const struct pod_call *call, const char *separator, const char *rest,
                                 struct str json, struct update_state *state, struct buf *body,
@@ -65,6 +67,7 @@ enum status updates_await(const struct pod_call *call, const char *event_id, int
     for (;;) {
         struct pod_call ask = *call;
         ask.patience_ms = clock_ms_left(deadline_ns);
+        ask.single = false;
         enum status status = updates_ask(&ask, event_id, state, body, error);
         if (status != STATUS_OK || state->status != UPDATE_PENDING || ask.patience_ms == 0)
             return status;
@@ -108,7 +111,11 @@ static int run_status(struct client *client)
     uuid_format(&id, event_id);
     if (!client_connect(client))
         return 1;
-    enum status status = updates_await(&client->call, event_id, command->wait_ms, &state, &body, &error);
+    client->call.patience_ms = ASK_MS;
+    client->call.single = true;
+    enum status status = command->wait_ms
+                             ? updates_await(&client->call, event_id, command->wait_ms, &state, &body, &error)
+                             : updates_ask(&client->call, event_id, &state, &body, &error);
     if (status == STATUS_OK)
         printf("%.*s\n", STR_ARG(buf_str(&body)));
     buf_deinit(&body);

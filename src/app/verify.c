@@ -4,23 +4,20 @@
  *
  *     pod = database          ok, or differs: the same version has one content
  *     pod < database          the pod is late: wait a little, ask it again
- *     pod > database          our snapshot is old: load it again
- *
- * The keys that differ: the pod's stream beside the database's snapshot. Both are in bytewise key order, so they are walked in
- * step and only the current line of the stream is kept. */
+ *     pod > database          our snapshot is old: load it again */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "app/books.h"
 #include "app/client.h"
 #include "app/commands.h"
+#include "app/verify.h"
 #include "base/clock.h"
 #include "base/json.h"
-#include "base/log.h"
 #include "base/memory.h"
 #include "modules/refdata/query/query.h"
 
-enum { ASK_AGAIN_MS = 100, KEYS_SHOWN_MAX = 20, LIST_TIMEOUT_MS = 30000 };
+enum { ASK_AGAIN_MS = 100, LIST_TIMEOUT_MS = 30000, EXIT_DIFFERENT = 3 };
 
 struct verify_pod {
     struct str url;
@@ -38,7 +35,7 @@ struct verify {
     struct refdata_catalog *catalog;
     struct verify_pod pods[OPTION_LIST_MAX];
     size_t pod_count;
-    uint64_t equal_count, other_count; /* lines printed: ok, and others */
+    uint64_t equal_count, different_count, failed_count; /* lines printed: ok, DIFFERS, FAILED */
 };
 
 struct verify_pair {
@@ -107,7 +104,9 @@ static enum status compare(const struct verify *verify, struct verify_pair *pair
 {
     int64_t deadline_ns = clock_deadline_ms(verify->patience_ms);
     for (;;) {
-        enum status status = ask_version(pod, call, side, error);
+        struct pod_call ask = *call;
+        ask.patience_ms = clock_ms_left(deadline_ns);
+        enum status status = ask_version(pod, &ask, side, error);
         if (status == STATUS_OK && side->version > database_side(pair).version) {
             status = load_pair(verify, pair, error);
             if (status != STATUS_OK)
@@ -136,7 +135,7 @@ static void print_failed(struct verify *verify, const struct verify_pair *pair, 
     if (url.len)
         printf(" at %.*s", STR_ARG(url));
     printf(": %s\n", error->message);
-    verify->other_count++;
+    verify->failed_count++;
 }
 
 static void print_differing(const struct side *pod, const struct side *database)
@@ -157,87 +156,6 @@ static void print_differing(const struct side *pod, const struct side *database)
     printf("\n");
 }
 
-/* ---- keys ---- */
-
-struct key_walk {
-    struct cache_cursor cursor;
-    const struct cache_record *record; /* the database's next; NULL = no more */
-    struct arena arena;
-    uint64_t differing_count;
-    bool is_strange; /* a line was not an item */
-};
-
-static void report_key(struct key_walk *walk, struct str key, const char *what)
-{
-    if (walk->differing_count++ >= KEYS_SHOWN_MAX)
-        return;
-    struct buf text = {0};
-    json_put_string(&text, key);
-    printf("    %.*s %s\n", STR_ARG(buf_str(&text)), what);
-    buf_deinit(&text);
-}
-
-static void report_only_in_database(struct key_walk *walk)
-{
-    report_key(walk, cache_record_key(walk->record), "is only in the database");
-    walk->record = cache_cursor_next(&walk->cursor);
-}
-
-static bool compare_line(void *context, struct str line)
-{
-    struct key_walk *walk = context;
-    struct json_value item, key;
-    if (walk->record && str_eq(line, cache_record_body(walk->record))) {
-        walk->record = cache_cursor_next(&walk->cursor);
-        return true;
-    }
-    if (json_parse_stored(line, JSON_DEPTH_LIMIT, &item, NULL) != STATUS_OK ||
-        !json_get_string(&item, STR("key"), &key)) {
-        walk->is_strange = true;
-        return false;
-    }
-    struct str name = json_str_decode(key.raw, &walk->arena);
-    while (walk->record && str_compare(cache_record_key(walk->record), name) < 0)
-        report_only_in_database(walk);
-    if (walk->record && str_eq(cache_record_key(walk->record), name)) {
-        report_key(walk, name, "has another payload");
-        walk->record = cache_cursor_next(&walk->cursor);
-    } else {
-        report_key(walk, name, "is only in the pod");
-    }
-    arena_reset(&walk->arena);
-    return true;
-}
-
-static enum status print_keys(const struct verify_pair *pair, const struct pod_call *call,
-                              struct error *error)
-{
-    struct key_walk walk = {0};
-    struct pod_lines lines = {.take_line = compare_line, .context = &walk};
-    struct buf body;
-    struct pod_call all = *call;
-    cache_cursor_init(&walk.cursor, pair->loaded.snapshot, STR_NONE);
-    walk.record = cache_cursor_next(&walk.cursor);
-    walk.arena = ARENA(2048);
-    all.rest = STR("/all");
-    all.accept = "application/x-ndjson";
-    all.on_body = pod_take_lines;
-    all.context = &lines;
-    enum status status = pod_get(&all, &body, error);
-    if (walk.is_strange)
-        error_set(error, STATUS_BAD_REQUEST, CLIENT_STRANGE_ANSWER);
-    while (status == STATUS_OK && walk.record)
-        report_only_in_database(&walk);
-    if (status == STATUS_OK && walk.differing_count > KEYS_SHOWN_MAX)
-        printf("    and %llu more\n", (unsigned long long)walk.differing_count - KEYS_SHOWN_MAX);
-    else if (status == STATUS_OK && walk.differing_count == 0)
-        printf("    no key differs any more\n");
-    buf_deinit(&body);
-    buf_deinit(&lines.line);
-    arena_deinit(&walk.arena);
-    return status;
-}
-
 /* ---- one pair ---- */
 
 static void verify_pod_run(struct verify *verify, struct verify_pair *pair, struct verify_pod *pod)
@@ -247,6 +165,8 @@ static void verify_pod_run(struct verify *verify, struct verify_pair *pair, stru
                             .tenant = pair->tenant,
                             .code = pair->dictionary->code,
                             .rest = STR("/version"),
+                            .patience_ms = verify->patience_ms,
+                            .single = true,
                             .tls = client_tls(&verify->tls)};
     struct side side;
     struct error error = pod->error;
@@ -268,9 +188,9 @@ static void verify_pod_run(struct verify *verify, struct verify_pair *pair, stru
     print_name("DIFFERS", pair);
     printf(" at %.*s", STR_ARG(pod->url));
     print_differing(&side, &database);
-    verify->other_count++;
+    verify->different_count++;
     if (verify->show_keys && strcmp(side.digest, database.digest) != 0 &&
-        print_keys(pair, &call, &error) != STATUS_OK)
+        verify_keys_print(pair->loaded.snapshot, &call, &error) != STATUS_OK)
         printf("    the keys could not be listed: %s\n", error.message);
 }
 
@@ -364,7 +284,7 @@ static void run_all(struct verify *verify)
             continue;
         printf("FAILED database %.*s at %s: %s\n", STR_ARG(database->name),
                db_pool_address(database->site.pool), error.message);
-        verify->other_count++;
+        verify->failed_count++;
     }
     for (size_t i = 0; i < preload->count; i++) {
         struct str code = preload->items[i], tenant;
@@ -411,11 +331,25 @@ static bool check_words(const struct verify *verify, const struct option_words *
 
 /* ---- the command ---- */
 
+/* What could not be compared is no difference: it may be equal. */
+static int conclude(const struct verify *verify)
+{
+    uint64_t count = verify->equal_count + verify->different_count + verify->failed_count;
+    if (count == 0)
+        (void)app_fail("verify", "nothing to compare: no tenant has written anything yet");
+    if (verify->different_count)
+        (void)app_fail("verify", "%llu of %llu are not equal", (unsigned long long)verify->different_count,
+                       (unsigned long long)count);
+    if (verify->failed_count)
+        (void)app_fail("verify", "%llu of %llu could not be compared",
+                       (unsigned long long)verify->failed_count, (unsigned long long)count);
+    return verify->different_count ? EXIT_DIFFERENT : verify->failed_count ? 1 : 0;
+}
+
 static int run_verify(struct verify *verify, const char *config_path_given, const struct option_words *words)
 {
     struct error error = {0};
     int exit_status = 2;
-    log_set_level(LOG_LEVEL_ERROR); /* failures are printed as lines of the result */
     verify->config = app_config_load(config_path_given);
     if (!verify->config)
         return 1;
@@ -433,13 +367,7 @@ static int run_verify(struct verify *verify, const char *config_path_given, cons
         }
         if (words->count == 0)
             run_all(verify);
-        uint64_t count = verify->equal_count + verify->other_count;
-        if (count == 0)
-            (void)app_fail("verify", "nothing to compare: no tenant has written anything yet");
-        else if (verify->other_count)
-            (void)app_fail("verify", "%llu of %llu are not equal", (unsigned long long)verify->other_count,
-                           (unsigned long long)count);
-        exit_status = verify->other_count ? 1 : 0;
+        exit_status = conclude(verify);
     }
     refdata_catalog_unref(verify->catalog);
     config_free(verify->config);
@@ -460,7 +388,7 @@ int app_verify(int argc, char **argv)
         {"--token", "TOKEN", CLIENT_TOKEN_HELP, .into = &token},
         CLIENT_TLS_ROWS(verify.tls),
         {"--patience", "3s",
-         "how long to wait for a pod with an older version, or for consumers of Kafka and NATS (default 3s)",
+         "how long to wait for a pod's answer and version, or for consumers of Kafka and NATS (default 3s)",
          .duration_ms = &verify.patience_ms},
         {"--show-keys", NULL, "list keys that differ, up to 20 a pair", .flag = &verify.show_keys},
         {"--books", NULL, "check that everything accepted is decided or carried; needs no pod",
@@ -471,11 +399,13 @@ int app_verify(int argc, char **argv)
     int outcome = options_read_words(
         argc, argv, "[TENANT/DICT…]",
         "Compares the content of pods with the database: version, number of items and digest of the dictionaries\n"
-        "named, or of every configured dictionary and known tenant. Exit status 0 when all are equal, 1 when not.\n\n"
+        "named, or of every configured dictionary and known tenant. Exit status 0 when all are equal, 3 when some\n"
+        "differ, 1 when some could not be compared and none differs.\n\n"
         "  freshet verify demo/COUNTRY --show-keys\n"
         "  freshet verify --url http://pod-1:8080 --url http://pod-2:8080\n\n"
         "With --books it compares what was accepted with what was decided, in all databases of the configuration, and\n"
-        "lists what is lost: neither decided nor carried by a message, an outbox or an engine. Exit status 1 then.",
+        "lists what is lost: neither decided nor carried by a message, an outbox or an engine. Exit status 3 then, 1 when\n"
+        "a database or an engine does not answer.",
         rows, &words);
     if (outcome != OPTIONS_RUN)
         return outcome;

@@ -1,0 +1,71 @@
+#include "app/sites.h"
+
+#include <string.h>
+
+#include "app/commands.h"
+#include "kernel/store.h"
+
+struct site_walk {
+    struct app_sites *sites;
+    const struct module *module;
+    const struct db_server *servers[APP_SITES_MAX];
+};
+
+static void add_site(const struct db_target *target, void *arg)
+{
+    struct site_walk *walk = arg;
+    struct app_sites *sites = walk->sites;
+    if (sites->count == APP_SITES_MAX)
+        return;
+    struct app_site *site = &sites->items[sites->count];
+    *site = (struct app_site){.target = *target, .module = walk->module};
+    struct db_server *server = db_server_find(&sites->servers, target);
+    for (size_t i = 0; i < sites->count; i++)
+        site->is_twin |= server && walk->servers[i] == server;
+    walk->servers[sites->count++] = server;
+}
+
+void app_sites_init(struct app_sites *sites, struct config *config)
+{
+    struct site_walk walk = {.sites = sites};
+    struct db_target store;
+    *sites = (struct app_sites){0};
+    for (const struct module *const *at = app_modules; *at; at++)
+        if ((*at)->each_database && !(*at)->keeps_store) {
+            walk.module = *at;
+            (*at)->each_database(config, config_section(config, (*at)->section->name), add_site, &walk);
+        }
+    walk.module = NULL;
+    if (kernel_store_find(config, app_modules, &store))
+        add_site(&store, &walk);
+}
+
+void app_sites_deinit(struct app_sites *sites)
+{
+    db_servers_destroy(sites->servers);
+    sites->servers = NULL;
+}
+
+const char *app_site_shown(const struct app_site *site, const struct db_pool *pool, struct arena *arena)
+{
+    return pool ? arena_printf(arena, "%s at %s", site->target.name, db_pool_address(pool)).ptr
+                : site->target.name;
+}
+
+bool app_site_has(const struct app_site *site, const struct module *module, enum ops_place place)
+{
+    return place == OPS_ANYWHERE ? !site->is_twin
+           : place == OPS_STORE  ? !site->module
+                                 : site->module == module;
+}
+
+const struct ops_view *app_view_find(const char *name, const struct module **module)
+{
+    for (const struct module *const *at = app_modules; *at; at++)
+        for (const struct ops_view *view = (*at)->views; view && view->name; view++)
+            if (strcmp(view->name, name) == 0) {
+                *module = *at;
+                return view;
+            }
+    return NULL;
+}
