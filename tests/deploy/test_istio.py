@@ -82,7 +82,7 @@ def test_a_request_needs_a_token_of_the_issuer(chart):
         elif operation["ports"] == ["9090"]:
             assert operation["paths"] == ["/actuator/*"]
         else:
-            assert operation["paths"] == ["/openapi.yaml"]
+            assert operation["paths"] == ["/openapi.yaml", "/console", "/console/*"]
     token, = chart.of_kind("production", "RequestAuthentication").values()
     rule, = token["spec"]["jwtRules"]
     assert rule["issuer"] == "https://issuer.example.com" and rule["audiences"] == ["freshet"] and rule["forwardOriginalToken"]

@@ -26,7 +26,7 @@ class Standby(PostgresServer):
         self.primary = primary
         super().__init__()
 
-    def _initdb(self):
+    def _make_cluster(self):
         self.password = self.primary.password
         run_as_owner(bin_dir() / "pg_basebackup", "-h", "127.0.0.1", "-p", self.primary.port, "-U", "freshet", "-D", self.data,
                      "--write-recovery-conf", "--wal-method=stream", "--checkpoint=fast", "--no-sync", check=True,

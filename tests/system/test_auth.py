@@ -11,6 +11,8 @@ from lib.tokens import Key, b64url, claims, encode, hs256, mint, write_jwks
 from lib.wait import eventually
 from lib.wire import request_bytes
 
+pytestmark = pytest.mark.roles("query")
+
 ALGORITHMS = ["RS256", "ES256", "EdDSA", "HS256"]
 
 

@@ -13,6 +13,8 @@ from lib.refdata import path, pod, refdata_db, write_builtin  # noqa: F401
 from lib.tokens import AUDIENCE, ISSUER, Key, mint, write_jwks
 from lib.wait import eventually, free_port
 
+pytestmark = pytest.mark.roles("query")
+
 
 class KeyServer:
     """Serves a key set, or an error, and counts who asks."""

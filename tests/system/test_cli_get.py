@@ -10,6 +10,8 @@ from lib.refdata import generate, lines_of, module_refdata_db, path, pod, refdat
 from lib.refdata import sql_dictionary, write_builtin
 from lib.wait import PATIENCE, free_port
 
+pytestmark = pytest.mark.roles("query")
+
 ODD_KEYS = ["a/b", "a,b", "100%", "%41", "..", ".", "-x", "--all", "a b", "a+b", "a?b#c&d=e", "ключ", "日本", "\"q\"", "\\"]
 ITEMS = {**{key: {"is": key} for key in ODD_KEYS}, **{f"k{i:04}": i for i in range(1500)}}
 

@@ -13,6 +13,8 @@ from lib.refdata import sql_dictionary, write_builtin
 from lib.tokens import AUDIENCE, ISSUER
 from lib.wait import eventually, free_port
 
+pytestmark = pytest.mark.roles("query")
+
 NEVER = {"sweepInterval": "1h"}  # a pod that finds nothing out by itself, but for a last look when it begins to listen
 ITEMS = {f"k{i:02}": {"i": i} for i in range(40)}
 
@@ -44,7 +46,7 @@ def verify(development):
         server = next(server for server in servers if not isinstance(server, str))
         done = run("verify", "--config", server.config_path, "--patience", patience, *urls, *args,
                    env={**server.env, **development[1], **(env or {})})
-        assert done.returncode in (0, 1), done.stderr
+        assert done.returncode in (0, 1, 3), done.stderr
         return done.returncode, done.stdout.splitlines()
     return run_verify
 
@@ -84,7 +86,7 @@ def test_every_configured_dictionary_of_a_known_tenant_is_compared(pods, verify,
     assert verify([server]) == (0, ["ok demo/D version 12, 40 items", "ok demo/OWN version 0, 1 item"])
     refdata_db.query("update own set v = '2'")
     status, lines = verify([server])
-    assert status == 1 and lines[1].startswith("DIFFERS demo/OWN")
+    assert status == 3 and lines[1].startswith("DIFFERS demo/OWN")
     refdata_db.value("select refdata.touch('demo', 'OWN')")
     assert verify([server]) == (0, ["ok demo/D version 12, 40 items", "ok demo/OWN version 1, 1 item"])
 
@@ -171,7 +173,7 @@ def test_what_changes_while_pods_are_compared_is_read_anew(pods, verify, refdata
         meddler.meddle = meddle
         thread = threading.Thread(target=meddler.handle_request)
         thread.start()
-        status, lines = verify([f"http://127.0.0.1:{meddler.server_port}", server], patience="0")
+        status, lines = verify([f"http://127.0.0.1:{meddler.server_port}", server])
         thread.join()
     assert status == 1 and "404, and the answer is not one of freshet's" in lines[0]
     assert lines[1] == f"ok demo/D at {url(server)}: version 2, 1 item"
@@ -185,13 +187,13 @@ def test_a_pod_that_stays_behind_differs(pods, verify, refdata_db, dev_token):  
     assert hold(server, "D", dev_token) == 11
     has, newest = follows_no_more(server, refdata_db, dev_token, 11, ITEMS)
     write_builtin(refdata_db, "D", {**ITEMS, "more": 1}, newest + 1)
-    status, (line,) = verify([server], patience="300ms")
-    assert status == 1
+    status, (line,) = verify([server], patience="5s")
+    assert status == 3
     assert re.fullmatch(rf"DIFFERS demo/D at {url(server)}: version {has} \(database {newest + 1}\),"
                         r" items 40 \(database 41\), digest [0-9a-f]{32} \(database [0-9a-f]{32}\)", line)
     write_builtin(refdata_db, "D", ITEMS, newest + 2)
-    assert verify([server], patience="0") == (
-        1, [f"DIFFERS demo/D at {url(server)}: version {has} (database {newest + 2})"])
+    assert verify([server], patience="5s") == (
+        3, [f"DIFFERS demo/D at {url(server)}: version {has} (database {newest + 2})"])
 
 
 def test_a_pod_ahead_of_its_database_differs(pods, verify, refdata_db, dev_token):  # noqa: F811
@@ -201,7 +203,7 @@ def test_a_pod_ahead_of_its_database_differs(pods, verify, refdata_db, dev_token
     assert hold(server, "D", dev_token) == 5
     has, _ = follows_no_more(server, refdata_db, dev_token, 5, ITEMS)
     set_version(refdata_db, "D", 4)
-    assert verify([server], patience="0") == (1, [f"DIFFERS demo/D at {url(server)}: version {has} (database 4)"])
+    assert verify([server], patience="5s") == (3, [f"DIFFERS demo/D at {url(server)}: version {has} (database 4)"])
 
 
 def edit(database):
@@ -218,7 +220,7 @@ def test_a_payload_changed_by_hand_differs_by_its_digest(pods, verify, refdata_d
     assert hold(server, "D", dev_token) == 1
     refdata_db.query("update refdata.dictionary_item set payload = '{\"i\": -1}' where item_key = 'k05'")
     status, (line,) = verify([server])
-    assert status == 1
+    assert status == 3
     assert re.fullmatch(rf"DIFFERS demo/D at {url(server)}: digest [0-9a-f]{{32}} \(database [0-9a-f]{{32}}\)", line)
 
 
@@ -228,7 +230,7 @@ def test_the_keys_that_differ_are_listed(pods, verify, refdata_db, dev_token):  
     assert hold(server, "D", dev_token) == 1
     edit(refdata_db)
     status, (line, *keys) = verify([server], "--show-keys")
-    assert status == 1 and "items 40 (database 41)" in line and "version" not in line
+    assert status == 3 and "items 40 (database 41)" in line and "version" not in line
     assert keys == ['    "k\\"10" is only in the database', '    "k00" is only in the pod', '    "k05" has another payload',
                     '    "k39" is only in the pod', '    "zz" is only in the database', '    "А" is only in the database']
 
@@ -242,7 +244,7 @@ def test_no_more_than_twenty_keys_are_listed(pods, verify, refdata_db, dev_token
     refdata_db.query("insert into refdata.dictionary_item (tenant_id, dict_code, item_key, payload)"
                      " select 'demo', 'E', 'e' || i, '1' from generate_series(10, 29) i")
     status, lines = verify([server], "--show-keys")
-    assert status == 1 and len(lines) == 22 + 21
+    assert status == 3 and len(lines) == 22 + 21
     assert lines[20:22] == ['    "k34" is only in the pod', "    and 5 more"]
     assert lines[-1] == '    "e29" is only in the database'
 
@@ -255,7 +257,7 @@ def test_every_pod_is_compared(pods, verify, refdata_db, dev_token):  # noqa: F8
     assert verify([fresh, stale]) == (0, [f"ok demo/D at {url(server)}: version 1, 40 items" for server in (fresh, stale)])
     has, newest = follows_no_more(stale, refdata_db, dev_token, 1, ITEMS)
     eventually(lambda: hold(fresh, "D", dev_token) == newest)
-    assert verify([stale, fresh], patience="0") == (1, [
+    assert verify([stale, fresh], patience="5s") == (3, [
         f"DIFFERS demo/D at {url(stale)}: version {has} (database {newest})",
         f"ok demo/D at {url(fresh)}: version {newest}, 40 items"])
 
@@ -269,6 +271,26 @@ def test_a_pod_that_is_down_fails_and_the_others_are_compared(pods, verify, refd
     for code, failed, equal in zip("DE", lines[::2], lines[1::2]):
         assert failed.startswith(f"FAILED demo/{code} at {down}: ") and "connect" in failed
         assert equal == f"ok demo/{code} at {url(server)}: version 1, 40 items"
+
+
+def summary(server, *urls, development, patience="3s"):
+    """Exit status, and what standard error says in the end."""
+    done = run("verify", "--config", server.config_path, "--patience", patience, *(w for u in urls for w in ("--url", u)),
+               env={**server.env, **development[1]})
+    return done.returncode, done.stderr.splitlines()
+
+
+def test_what_could_not_be_compared_is_not_called_unequal(pods, refdata_db, development, dev_token):  # noqa: F811
+    """Issue 15, point 3: a difference is exit status 3, a failure 1, and where there are both, the difference counts."""
+    write_builtin(refdata_db, "D", ITEMS, 1)
+    server, down = pods("D"), f"http://127.0.0.1:{free_port()}"
+    assert hold(server, "D", dev_token) == 1
+    assert summary(server, url(server), down, development=development) == (
+        1, ["freshet verify: 1 of 2 could not be compared"])
+    edit(refdata_db)
+    assert summary(server, url(server), development=development) == (3, ["freshet verify: 1 of 1 are not equal"])
+    assert summary(server, url(server), down, development=development) == (
+        3, ["freshet verify: 1 of 2 are not equal", "freshet verify: 1 of 2 could not be compared"])
 
 
 def test_the_development_token_has_the_scope_that_reading_needs(pods, verify, refdata_db):  # noqa: F811

@@ -61,7 +61,6 @@ def test_every_command_has_help_of_its_own(dev, command):
     (["stack"], "up down status"),
     (["stack", "sideways"], "up down status"),
     (["test", "everything"], "no suite 'everything'"),
-    (["test", "browser"], "no browser tests yet"),
     (["run", "fast"], "no argument 'fast'"),
     (["down", "now"], "no arguments"),
 ])

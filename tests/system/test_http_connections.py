@@ -2,9 +2,13 @@
 import signal
 import socket
 
+import pytest
+
 from lib.refdata import item_path, module_refdata_db, path, pod, slow_dictionary  # noqa: F401
 from lib.wait import eventually
 from lib.wire import RawConnection, request_bytes
+
+pytestmark = pytest.mark.roles("query")
 
 HEALTH = request_bytes("GET", "/actuator/health/liveness")
 

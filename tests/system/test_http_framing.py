@@ -4,6 +4,8 @@ import pytest
 from lib.refdata import module_refdata_db, path, pod  # noqa: F401
 from lib.wire import request_bytes
 
+pytestmark = pytest.mark.roles("query")
+
 HEALTH = "/actuator/health/liveness"
 HOST = b"Host: localhost\r\n"
 GET = b"GET " + HEALTH.encode() + b" HTTP/1.1\r\n" + HOST

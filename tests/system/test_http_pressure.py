@@ -3,9 +3,13 @@ import select
 import socket
 import time
 
+import pytest
+
 from lib.refdata import TENANT, module_refdata_db, path, pod, refdata_db  # noqa: F401
 from lib.wait import eventually
 from lib.wire import RawConnection, request_bytes
+
+pytestmark = pytest.mark.roles("query")
 
 UPDATE = f"/v1/tenants/{TENANT}/updates/00000000-0000-4000-8000-000000000000"
 HEALTH = request_bytes("GET", "/actuator/health/liveness")

@@ -53,7 +53,7 @@ def test_roles_and_components_are_shown_as_in_health(serve, own_postgres, own_re
                       if not name.startswith("dictionary:")}
         assert roles == {name: float(value["status"] == "UP") for name, value in health["roles"].items()}
         assert components == {name: float(health["components"][name]["status"] == "UP") for name in components}
-        assert sum(name.startswith("freshet_role_up{") for name in samples) == len(roles) == 10
+        assert sum(name.startswith("freshet_role_up{") for name in samples) == len(roles) == 11
         return set(roles.values()), components
 
     eventually(lambda: shown() == ({1.0}, {"postgres:main": 1.0, "postgres:store": 1.0, "auth:keys": 1.0}))

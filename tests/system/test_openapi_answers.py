@@ -19,8 +19,10 @@ from lib.wire import request_bytes
 
 
 def test_every_route_is_described_and_every_described_one_exists():
+    """The operator's API is described by docs/OPS.md alone so far."""
     routes = {tuple(line.split()[:2]) for line in run("routes").stdout.splitlines()}
-    assert {(operation.method, operation.path) for operation in OPERATIONS.values()} == routes
+    described = {(operation.method, operation.path) for operation in OPERATIONS.values()}
+    assert described == {route for route in routes if not route[1].startswith("/v1/ops/")}
 
 
 # ---- servers ----

@@ -103,7 +103,7 @@ def codes_of(response):
         properties = DOCUMENT.resolve(choice).get("properties", {})
         if "const" not in properties.get("code", {}) and properties.get("status") == {"const": "FAILED"}:
             continue  # whatever another process decided: 422, also where the code has a status of its own here
-        code = properties.get("code", {})
+        code = properties.get("code", properties.get("error_code", {}))
         yield from code.get("enum", [code["const"]] if "const" in code else [])
 
 

@@ -10,6 +10,8 @@ from lib.refdata import (LabelWriter, generate, item_path, labelled, lines_of, m
 from lib.wait import eventually
 from lib.wire import request_bytes
 
+pytestmark = pytest.mark.roles("query")
+
 KEYS = ["0", "9", "A", "B", "Z", "a", "aa", "ab", "b", "~", "\x01", "\x7f", "é", "ÿ", "Ж", "日", "\ue000", "\uffff",
         "\U00010000", "\U0001f600", "a\u0301", "a b", "a-b", "a_b", "aé"]
 NDJSON = "application/x-ndjson"

@@ -7,6 +7,8 @@ import pytest
 from lib.refdata import item_path, make_table, module_refdata_db, own_refdata_db, path, pod, refdata_db, set_version, write_builtin  # noqa: F401
 from lib.wait import eventually
 
+pytestmark = pytest.mark.roles("query")
+
 TENANT = "t1"
 ROUTES = ["/items/a", "/items?keys=a,b", "/all", "/version"]
 # Nothing but the barrier brings a pod up to date in these tests.

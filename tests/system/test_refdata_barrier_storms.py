@@ -12,6 +12,8 @@ from lib.refdata import item_path, migrated, own_refdata_db, path, pod, refdata_
 from lib.wait import eventually
 from lib.wire import request_bytes
 
+pytestmark = pytest.mark.roles("query")
+
 STILL = {"sweepInterval": "1h", "driftCheckInterval": "1h"}
 FAR = 10 ** 12
 

@@ -11,6 +11,8 @@ from lib.config import base_config, merge
 from lib.refdata import (item_path, make_table, migrated, path, pod, refdata_db, set_version, write_builtin)  # noqa: F401
 from lib.wait import eventually
 
+pytestmark = pytest.mark.roles("query")
+
 QUERY = ("--roles", "query")
 FULL, DELTA = {"code": "D", "reloadOnEvent": "FULL"}, {"code": "D", "reloadOnEvent": "DELTA"}
 LONGEST = "10s"

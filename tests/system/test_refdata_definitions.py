@@ -2,9 +2,13 @@
 import re
 from urllib.parse import quote
 
+import pytest
+
 from lib.refdata import (item_path, make_table, path, pod, refdata_db, set_version, sql_dictionary,  # noqa: F401
                          write_builtin)
 from lib.wait import eventually
+
+pytestmark = pytest.mark.roles("query")
 
 # Seed 000 §5, word for word.
 SEED_YAML = '''\

@@ -9,6 +9,8 @@ from lib.changes import ALL, Changes, content, loads
 from lib.refdata import item_path, make_table, path, pod, refdata_db, set_version, write_builtin  # noqa: F401
 from lib.wait import eventually
 
+pytestmark = pytest.mark.roles("query")
+
 QUERY = ("--roles", "query")
 
 

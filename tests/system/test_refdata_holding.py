@@ -9,6 +9,8 @@ from lib.refdata import (item_path, make_table, path, pod, refdata_db, set_versi
 from lib.wait import eventually
 from lib.wire import request_bytes
 
+pytestmark = pytest.mark.roles("query")
+
 
 def ask_all(server, token, targets):
     """Sends every request on a connection of its own before reading any answer."""
@@ -170,7 +172,7 @@ def test_a_storm_of_unknown_names_never_reaches_postgresql(serve, refdata_db, to
             + [path("D", "/version", f"other{i}") for i in range(20)]
         connection.send(b"".join(request_bytes("GET", target, auth) for target in targets))
         assert {connection.read_response().status for _ in targets} == {403, 404}
-    assert last_queries(refdata_db) == before
+    assert set(last_queries(refdata_db)) <= set(before)  # a connection may have been closed, or used by the bus
 
 
 def test_a_pair_that_failed_is_not_tried_by_every_request(serve, refdata_db, token):

@@ -12,6 +12,8 @@ from lib.config import base_config
 from lib.refdata import item_path, migrated, path, pod, refdata_db, write_builtin  # noqa: F401
 from lib.wait import eventually
 
+pytestmark = pytest.mark.roles("query")
+
 QUERY = ("--roles", "query")
 DEAF_SWEEP = {"sweepInterval": "1h"}  # what a pod learns, it is told
 

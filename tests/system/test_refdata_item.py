@@ -8,6 +8,8 @@ from lib.refdata import item_path, make_table, module_refdata_db, path, pod, set
 from lib.wait import eventually
 from lib.wire import request_bytes
 
+pytestmark = pytest.mark.roles("query")
+
 ODD_KEYS = [
     "RU", "a b", "a+b", "a/b", "a,b", "a%b", "%2F", "%", "a&b=c", "a?b#c", "a;b", "a:b@c", "~-._", "'quoted'", '"',
     "\\",

@@ -9,6 +9,8 @@ from lib.refdata import (item_path, make_table, migrated, path, pod, refdata_db,
                          sql_dictionary, write_builtin)
 from lib.wait import eventually
 
+pytestmark = pytest.mark.roles("query")
+
 
 @pytest.fixture
 def reconfigure(jwks_path):

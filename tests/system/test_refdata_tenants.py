@@ -6,6 +6,8 @@ from lib.refdata import (item_path, make_table, module_refdata_db, path, pod, se
                          write_builtin)
 from lib.wire import request_bytes
 
+pytestmark = pytest.mark.roles("query")
+
 ROUTES = ["/items/a", "/items/nobody", "/items?keys=a", "/all", "/all?limit=1", "/version"]
 TENANTS = ["one", "two", "One", "one.", "on", "one-x"]
 

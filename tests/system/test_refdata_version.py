@@ -9,6 +9,8 @@ from lib.refdata import (LabelWriter, item_path, labelled, make_table, path, pod
                          sql_dictionary, write_builtin)
 from lib.wait import eventually
 
+pytestmark = pytest.mark.roles("query")
+
 RFC3339 = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d+)?Z")
 
 

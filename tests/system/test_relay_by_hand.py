@@ -16,7 +16,8 @@ def outbox(refdata_db, jwks_path, tmp_path):  # noqa: F811
     config.write_text(to_yaml(base_config(refdata_db, jwks_path)))
 
     def call(*args):
-        done = run("outbox", *args, "--config", config, env={"FRESHET_TEST_PG_PASSWORD": refdata_db.password})
+        done = run("outbox", *args, "--config", config, env={"FRESHET_TEST_PG_PASSWORD": refdata_db.password,
+                                                             "FRESHET_LOG": "info"})
         audit = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
         return done.returncode, done.stdout.splitlines(), [a for a in audit if a["event"] == "outbox_changed_by_hand"]
     return call

@@ -72,6 +72,8 @@ def test_run_serves_what_its_greeting_promises_and_ctrl_c_leaves_nothing(start):
     assert re.search(r"demo token +[\w-]+\.[\w-]+\.[\w-]+\n", run.output)
     commands = re.findall(r"^  (curl .*)$", run.output, re.M)
     assert len(commands) == 3
+    console = re.search(r"^console +(\S+)$", run.output, re.M)[1]
+    assert b"<title>freshet</title>" in subprocess.run(["curl", "-fsS", console], capture_output=True, timeout=PATIENCE, check=True).stdout
     item, page, version = (
         json.loads(subprocess.run(["bash", "-c", command.replace("curl ", "curl -fsS ", 1)], cwd=run.root, env=run.env,
                                   text=True, capture_output=True, timeout=PATIENCE, check=True).stdout)

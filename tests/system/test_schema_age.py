@@ -60,6 +60,40 @@ def test_c10_a_dry_run_prints_the_sql_and_changes_nothing(migrate, database):
     assert database.value("select count(*) from platform.schema_migration where program is null") == 0
 
 
+@pytest.fixture
+def two_databases(postgres):
+    made = [postgres.create_database() for _ in range(2)]
+    yield made
+    for each in made:
+        each.drop()
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--grants"])
+def test_c10_what_is_printed_for_several_databases_is_one_script_that_reaches_each(jwks_path, tmp_path, two_databases, option):
+    """The SQL of all of them ran on the one that psql was given."""
+    databases, role = two_databases, f"role_{two_databases[0].name}"
+    config, env = base_config(databases[0], jwks_path), {"FRESHET_TEST_PG_PASSWORD": databases[0].password}
+    config["refdata"]["postgres"] = [
+        {"name": f"db{number}", "jdbcUrl": database.jdbc_url, "username": database.user,
+         "passwordFromEnv": "FRESHET_TEST_PG_PASSWORD"} for number, database in enumerate(databases)]
+    path = tmp_path / "several.yaml"
+    path.write_text(to_yaml(config))
+    first, second = databases
+    first.query(f'create role "{role}"')
+    if option == "--grants":
+        assert run("migrate", "--config", path, env=env).returncode == 0
+    printed = run("migrate", "--config", path, option, *([role] if option == "--grants" else []), env=env)
+    assert printed.returncode == 0, printed.stderr
+    psql(first, printed.stdout)
+    assert run("migrate", "--config", path, "--status", env=env).returncode == 0
+    for database, has_modules in ((first, True), (second, False)):
+        assert (database.value("select count(*) from pg_namespace where nspname = 'chat'") == 1) == has_modules
+        if option == "--grants":
+            assert database.value("select has_schema_privilege(%s, 'refdata', 'usage')", [role])
+            database.query(f'drop owned by "{role}"')
+    first.query(f'drop role "{role}"')
+
+
 def test_the_version_names_the_schema(refdata_db, migrate):
     """What `--version` says is what a database of this program has."""
     line = run("--version").stdout.splitlines()[-1]

@@ -18,7 +18,8 @@ def outbox(refdata_db, jwks_path, tmp_path):  # noqa: F811
     """outbox(*args): the finished call."""
     config = tmp_path / "outbox.yaml"
     config.write_text(to_yaml(base_config(refdata_db, jwks_path)))
-    return lambda *args: run("outbox", *args, "--config", config, env={"FRESHET_TEST_PG_PASSWORD": refdata_db.password})
+    return lambda *args: run("outbox", *args, "--config", config, env={"FRESHET_TEST_PG_PASSWORD": refdata_db.password,
+                                                                               "FRESHET_LOG": "info"})
 
 
 @pytest.fixture
@@ -85,7 +86,6 @@ def test_what_was_given_up_is_not_published_with_what_was_lost(outbox, granted):
 
 @pytest.mark.parametrize("args, said", [
     (["republish", "--table", TABLE, "7"], "UUID"),
-    (["republish", "0b1c5e1e-8a43-4f0e-9d56-2c9c8a3f1e11"], "number"),
     (["list", "none"], "number"),
     (["list", "--table", "entitlement.nothing"], "refdata.outbox_event refdata.command_outbox intake.event_outbox"),
     (["republish", "--table", TABLE], "--since"),

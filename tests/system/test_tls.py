@@ -14,6 +14,8 @@ from lib.wait import eventually
 from lib.watcher import Watcher
 from lib.wire import Client, RawConnection, request_bytes
 
+pytestmark = pytest.mark.roles("query")
+
 URI = "spiffe://mesh/ns/a/sa/app"
 HEALTH = request_bytes("GET", "/actuator/health/liveness")
 FULL, RESUMED, FAILED = ('http_tls_handshakes_total{result="%s"}' % result for result in ("full", "resumed", "failed"))

@@ -16,6 +16,8 @@ from lib.refdata import item_path, module_refdata_db, path, pod, slow_dictionary
 from lib.wait import eventually
 from lib.wire import Client, RawConnection, request_bytes
 
+pytestmark = pytest.mark.roles("query")
+
 REFUSED, CHANGED = ('http_tls_reloads_total{result="%s"}' % result for result in ("refused", "changed"))
 EXPIRY = "http_tls_certificate_expiry_timestamp_seconds"
 HEALTH = request_bytes("GET", "/actuator/health/liveness")

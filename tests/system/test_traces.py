@@ -1,5 +1,6 @@
 """C9: spans by OTLP/HTTP, one whole trace through processes that have only PostgreSQL in common, sampling, and a collector that is
 away, slow or refuses."""
+import os
 import time
 import uuid
 
@@ -275,7 +276,7 @@ def test_c9_a_process_that_stops_exports_what_it_has(serve, refdata_db, token, c
 def test_c9_headers_for_the_collector(serve, refdata_db, token, collector, tmp_path):  # noqa: F811
     """From the configuration, and from a file that is read each time; neither shows up in the log or in `freshet config`."""
     secrets = tmp_path / "headers"
-    secrets.write_text("Authorization: Bearer first\n\nnot a header\n")
+    secrets.write_bytes(b"Authorization: Bearer first\r\n\r\nnot a header\r\n")  # as an editor on Windows ends lines
     server = serve(refdata_db, traced(collector, headers=["X-Scope: team-a"], headersFile=str(secrets)))
     with server.client(token(TENANT)) as client:
         burst(client, 1, new_trace())
@@ -287,8 +288,24 @@ def test_c9_headers_for_the_collector(serve, refdata_db, token, collector, tmp_p
     assert "Bearer first" not in server.log()
 
 
+def test_c9_a_file_of_headers_that_becomes_a_pipe_holds_up_neither_exports_nor_the_stop(serve, refdata_db, token, collector, tmp_path):  # noqa: F811
+    """Its writer is there and writes nothing: a read would wait for ever."""
+    secrets = tmp_path / "headers"
+    secrets.write_text("Authorization: Bearer first\n")
+    server = serve(refdata_db, traced(collector, headersFile=str(secrets)))
+    secrets.unlink()
+    os.mkfifo(secrets)
+    writer = os.open(secrets, os.O_RDWR)
+    with server.client(token(TENANT)) as client:
+        burst(client, 1, new_trace())
+        eventually(lambda: collector.requests and "Authorization" not in collector.requests[-1]["headers"])
+    server.stop()
+    os.close(writer)
+
+
 @pytest.mark.parametrize("wrong, place", [({"endpoint": "collector:4318"}, "traces.endpoint"), ({"headers": ["no colon"]}, "traces.headers"),
-                                          ({"headersFile": "/nowhere/at/all"}, "traces.headersFile")])
+                                          ({"headersFile": "/nowhere/at/all"}, "traces.headersFile"),
+                                          ({"headersFile": "/dev/zero"}, "traces.headersFile")])
 def test_c9_settings_of_traces_are_checked(serve, database, collector, wrong, place):
     server = serve.make(database, merge(pod("D"), {"traces": {"endpoint": collector.url, **wrong}}))
     server.spawn()

@@ -82,6 +82,16 @@ def all_answers(servers):
         yield client.get(target_of(operation) + "?stray=1")
 
 
+def dictionaries_answers(servers):
+    """Of one database that answers, and of one that does not; pages; questions that are none."""
+    operation = OPERATIONS["getDictionaries"]
+    for server in (servers.working, servers.cut_off):
+        yield Asking(server, servers.token).get(target_of(operation))
+    with servers.working.client(servers.token) as client:
+        for query in ("limit=1", "limit=0", "cursor=a%20b", "stray=1"):
+            yield client.get(f"{operation.path.replace('{tenantId}', 'demo')}?{query}")
+
+
 def version_answers(servers):
     with servers.working.client(servers.token) as client:
         yield client.get(target_of(OPERATIONS["getVersion"]) + "?stray=1")
@@ -92,6 +102,8 @@ def watch_answers(servers):
     client = Asking(servers.working, servers.token)
     for after in (0, 1, 2, "x"):
         yield client.get(target_of(operation, after=after))
+    yield client.get(target_of(operation), Accept="text/event-stream")
+    yield client.get(target_of(operation), Last_Event_ID="x")
     yield client.get(target_of(operation) + "?stray=1")
 
 
@@ -304,11 +316,23 @@ def openapi_answers(servers):
         yield client.get("/openapi.yaml", If_None_Match="*")
 
 
+def console_answers(servers, name):
+    """Issue 15: every type of file, unchanged ones, and what is not there."""
+    target = target_of(OPERATIONS[name])
+    with servers.working.client() as client:
+        yield client.get(target, If_None_Match="*")
+        yield client.get(f"{target}?stray=1")
+        if name == "getConsoleFile":
+            for file in ("index.html", "app.css", "icon.svg", "none.js"):
+                yield client.get(f"/console/{file}")
+
+
 def health_answers(servers, operation):
     yield raw(servers.cut_off, request_bytes("GET", operation.path))
 
 
 OWN = {
+    "getDictionaries": dictionaries_answers,
     "getItem": item_answers,
     "getItems": items_answers,
     "getAll": all_answers,
@@ -330,6 +354,8 @@ OWN = {
     "getEntity": lambda servers: entity_answers(servers, "getEntity", entity_id="none"),
     "getEntityOfTwo": lambda servers: entity_answers(servers, "getEntityOfTwo", second="none"),
     "getOpenapi": openapi_answers,
+    "getConsole": lambda servers: console_answers(servers, "getConsole"),
+    "getConsoleFile": lambda servers: console_answers(servers, "getConsoleFile"),
     "getHealth": lambda servers: health_answers(servers, OPERATIONS["getHealth"]),
     "getReadiness": lambda servers: health_answers(servers, OPERATIONS["getReadiness"]),
 }
