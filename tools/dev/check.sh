@@ -251,7 +251,7 @@ test_package() {
     fi
 }
 
-# Becomes one target for a while, from its corpus; findings are kept under $VAR/fuzz.
+# Becomes one target for a while, longer when the suite is named, from its corpus; findings are kept under $VAR/fuzz.
 fuzz_target() { # PROGRAM
     local name work seeds dict=()
     name=$(basename "$1")
@@ -260,17 +260,18 @@ fuzz_target() { # PROGRAM
     seeds=$ROOT/tests/fuzz/corpus/$name
     [ -e "$ROOT/tests/fuzz/$name.dict" ] && dict=(-dict="$ROOT/tests/fuzz/$name.dict")
     mkdir -p "$work/corpus"
-    exec "$1" -max_total_time="${FRESHET_FUZZ_SECONDS:-10}" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+    exec "$1" -max_total_time="$FRESHET_FUZZ_SECONDS" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
         -artifact_prefix="$work/" "${dict[@]}" "$work/corpus" "$seeds" >"$work/log" 2>&1
 }
 
 test_fuzz() {
-    local dir program pids=() names=() i passed=0 failed=0
+    local dir program pids=() names=() i passed=0 failed=0 seconds=$((TEST_ALL ? 3 : 10))
+    export FRESHET_FUZZ_SECONDS=${FRESHET_FUZZ_SECONDS:-$seconds}
     test_build fuzz -Dwerror=true || return 0 # clang's warnings count too
     dir=$(build_dir fuzz)/tests/fuzz
     for program in "$dir"/fuzz_*; do
         if [ ! -f "$program" ] || [ ! -x "$program" ]; then continue; fi
-        say "fuzzing $(basename "$program") for ${FRESHET_FUZZ_SECONDS:-10} s"
+        say "fuzzing $(basename "$program") for $FRESHET_FUZZ_SECONDS s"
         fuzz_target "$program" &
         pids+=($!)
         names+=("$(basename "$program")")
@@ -298,6 +299,17 @@ test_cost() {
     test_pytest cost release cost -n 2 --dist loadfile
 }
 
+# Generated clients and those of clients/. Whole when it is named: a million items, more kills.
+test_clients() {
+    [ "$TEST_AGAIN" = 1 ] || clients_fetch
+    export FRESHET_CLIENTS_WHOLE=${FRESHET_CLIENTS_WHOLE:-$([ "$TEST_ALL" = 1 ] && echo 0 || echo 1)}
+    if [ "$FRESHET_CLIENTS_WHOLE" = 1 ]; then
+        test_pytest clients debug clients -n 2 --dist loadfile
+    else
+        test_pytest clients debug clients -n 2 --dist loadfile -m "not whole"
+    fi
+}
+
 # The chart. Whole when it is named; among all tests what needs neither Helm nor a network.
 test_deploy() {
     if [ "$TEST_ALL" = 1 ]; then
@@ -306,6 +318,22 @@ test_deploy() {
     fi
     [ "$TEST_AGAIN" = 1 ] || deploy_fetch
     test_pytest deploy debug deploy
+}
+
+# The console in Chromium. Whole when it is named: a million items, 100,000 dead letters; its pictures are then in $VAR/browser.
+# Without npm there is no driver: among all tests those that need none are run, and the suite by its name fails.
+test_browser() {
+    export FRESHET_BROWSER_WHOLE=${FRESHET_BROWSER_WHOLE:-$([ "$TEST_ALL" = 1 ] && echo 0 || echo 1)}
+    if ! (packages_ensure browser); then
+        test_add "browser, for want of Chromium," 0 1
+    elif browser_fetch; then
+        FRESHET_VAR=$VAR test_pytest browser debug browser
+    elif [ "$TEST_ALL" = 1 ]; then
+        say "browser: ONLY the tests that need no driver are run"
+        test_pytest browser debug browser -m "not driver"
+    else
+        test_add "browser, for want of its driver," 0 1
+    fi
 }
 
 # The servers' data lie in memory where there is plenty: tests create databases by the hundred, and on a disk most of that is
@@ -320,16 +348,27 @@ test_folder() {
     chmod 1777 "$TMPDIR"
     export TMPDIR PYTEST_DEBUG_TEMPROOT=/tmp
     TEST_FOLDER=$TMPDIR
-    TEST_FOLDER_SHELL=$BASHPID
 }
 
-# Ends what runs; the folder goes with the shell that made it.
+# A PostgreSQL cluster as initdb leaves it: tests copy it ($FRESHET_TEST_CLUSTER), which takes a tenth of initdb's time. Without it they
+# call initdb themselves. What follows `password` is for the tests that connect with one.
+test_cluster() {
+    TEST_CLUSTER=$(mktemp -d "${TMPDIR:-/tmp}/freshet-cluster-XXXXXX")
+    if is_root; then chown postgres: "$TEST_CLUSTER"; fi
+    pg_exec dd status=none of="$TEST_CLUSTER/password" < <(od -An -N16 -tx1 /dev/urandom | tr -d ' ')
+    if pg_exec "$(postgres_bindir)/initdb" -D "$TEST_CLUSTER/data" -U "$PG_USER" --auth=md5 --pwfile="$TEST_CLUSTER/password" \
+        --encoding=UTF8 --locale=C.UTF-8 --no-sync >"$VAR/test/initdb.log" 2>&1; then
+        export FRESHET_TEST_CLUSTER=$TEST_CLUSTER
+    fi
+}
+
+# Ends what runs; the folders go with the shell that made them.
 test_end() {
     # shellcheck disable=SC2046 # several
     kill $(jobs -p) 2>/dev/null || true
     wait
-    if [ -n "${TEST_FOLDER:-}" ] && [ "$BASHPID" = "$TEST_FOLDER_SHELL" ]; then
-        rm -rf "$TEST_FOLDER"
+    if [ "$BASHPID" = "${TEST_SHELL:-}" ]; then
+        rm -rf "${TEST_FOLDER:-}" "${TEST_CLUSTER:-}"
     fi
 }
 
@@ -344,17 +383,18 @@ test_traps() {
 # background prints is shown when it is done. Two `meson test` of one build folder would write the same log: only the lane in the
 # foreground runs them.
 test_lanes() {
-    local flavour lane lanes=()
-    test_build release -Dwerror=true -Dbench=true -Dcost=true || true
-    for flavour in debug tsan; do
-        test_build "$flavour" || return 0
-    done
+    local lane lanes=()
+    test_build release -Dwerror=true -Dcost=true || true
+    test_build debug -Dbench=true || return 0 # the tools of bench/ are only compiled: here linking takes no time
+    test_build tsan || return 0
     test_build fuzz -Dwerror=true || true
     test_lane system test_system_debug
     test_lane faults test_fault test_greedy test_upgrade test_failover test_system_tsan test_engines_fleets
     test_unit
     test_engines_drivers
     test_cost
+    test_clients
+    test_browser
     test_deploy
     test_package
     test_fuzz
@@ -383,7 +423,7 @@ test_again() { # SUITE…
     fi
     TEST_AGAIN=1
     for suite in "$@"; do
-        case $suite in unit | system | engines | fault | greedy | failover | upgrade | cost | deploy | package) "test_$suite" ;; esac
+        case $suite in unit | system | engines | fault | greedy | failover | upgrade | cost | clients | deploy | package | browser) "test_$suite" ;; esac
     done
     TEST_AGAIN=0
 }
@@ -408,9 +448,8 @@ test_command() {
     local suite
     for suite in "$@"; do
         case $suite in
-        unit | system | engines | fault | greedy | failover | upgrade | fuzz | cost | deploy | package) ;;
-        browser) misuse "there are no $suite tests yet" ;;
-        *) misuse "no suite '$suite'; there are: unit system engines fault greedy failover upgrade fuzz cost deploy package" ;;
+        unit | system | engines | fault | greedy | failover | upgrade | fuzz | cost | clients | deploy | package | browser) ;;
+        *) misuse "no suite '$suite'; there are: unit system engines fault greedy failover upgrade fuzz cost clients deploy package browser" ;;
         esac
     done
     packages_ensure run test engines clients cost package packagetest
@@ -423,14 +462,16 @@ test_command() {
     : >"$VAR/test/counts"
     : >"$VAR/test/unsteady"
     TEST_SINCE=$SECONDS
+    TEST_SHELL=$BASHPID
     test_traps
     test_folder
+    test_cluster
     TEST_ALL=0
     TEST_AGAIN=0
     if [ $# -eq 0 ]; then
         TEST_ALL=1
         test_lanes
-        set -- unit fault greedy failover upgrade system engines cost deploy package
+        set -- unit fault greedy failover upgrade system engines cost clients deploy package browser
     else
         for suite in "$@"; do
             "test_$suite"

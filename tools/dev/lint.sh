@@ -54,6 +54,7 @@ lint_command() {
     LINT_FAILED=0
     lint_one "includes follow tools/layers.txt" "$PYTHON" -B "$ROOT/tools/check_includes.py"
     lint_one "files are short and finished" "$PYTHON" -B "$ROOT/tools/check_files.py"
+    lint_one "the console shows text and keeps nothing" "$PYTHON" -B "$ROOT/tools/check_console.py"
     lint_one "clang-format" lint_format "$@"
     lint_one "shellcheck" lint_shell
     lint_one "deploy/grafana is what tools/dashboards.py writes" "$PYTHON" -B "$ROOT/tools/dashboards.py" --check

@@ -55,6 +55,11 @@ cmd:kcat                     | kcat                  | a Kafka client to test ag
 py:kafka                     | python3-kafka         | a Kafka client to test against
 py:redis                     | python3-redis         | a Redis client to test against
 '
+PACKAGES_GENERATORS='
+py:ensurepip                 | python3-venv          | generators of clients, from PyPI
+cmd:node                     | nodejs                | generators of clients, from npm
+cmd:npm                      | npm                   | generators of clients, from npm
+'
 PACKAGES_COST='
 cmd:strace                   | strace                | counts system calls
 cmd:valgrind                 | valgrind              | counts instructions
@@ -62,6 +67,12 @@ cmd:valgrind                 | valgrind              | counts instructions
 PACKAGES_LINT='
 cmd:clang-format             | clang-format          | formatting
 cmd:shellcheck               | shellcheck            | shell scripts
+'
+PACKAGES_BROWSER='
+cmd:chromium                 | chromium              | the tests of the console
+cmd:node                     | nodejs                | the tests of the console
+cmd:npm                      | npm                   | the tests of the console
+file:/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf | fonts-dejavu-core | text in the browser
 '
 PACKAGES_PACKAGE='
 cmd:dpkg-buildpackage        | dpkg-dev              | the Debian package

@@ -122,7 +122,7 @@ run_prepare() {
 run_serve() {
     local log=$VAR/log/freshet.log tick
     # Also makes the development key when there is none yet, which the server then trusts.
-    RUN_TOKEN=$("$(freshet_bin)" token --tenant demo) || die "could not issue a development token"
+    RUN_TOKEN=$("$(freshet_bin)" token --tenant demo --scope "ops:read ops:write ops:all-tenants") || die "could not issue a development token"
     if [ -e "$log" ]; then mv -f "$log" "$log.1"; fi
     # A session of its own, so that Ctrl-C reaches it through us and once.
     setsid "$(freshet_bin)" serve --config "$CONFIG" --listen "127.0.0.1:$PORT" \
@@ -152,6 +152,7 @@ run_greet() {
     cat <<EOF
 
 freshet is up    $url
+console          $url/console
 log              $VAR/log/freshet.log
 demo token       $RUN_TOKEN
 EOF
