@@ -2,11 +2,12 @@
 import { claims, get, getOps, getText, path } from "./api.js";
 import { data, fill, h, id, json, payloadIn, plain } from "./dom.js";
 import * as format from "./format.js";
-import { follow } from "./live.js";
+import { follow, onOverview } from "./live.js";
 import { badge, button, empty, facts, field, heading, loader, section, to } from "./parts.js";
 import { pages, table } from "./table.js";
 
 const CHANGES_MAX = 100; // that are shown
+const REPORT_MS = 5000; // how often a process reports the dictionaries that it holds
 
 const hrefOf = (parts, params) => to(["dictionaries", ...parts], params);
 const dataOf = (tenant, dict) => path`/v1/tenants/${tenant}/dictionaries/${dict}`;
@@ -64,7 +65,7 @@ export function dictionaries({ main, signal, params, setParams }) {
 
 // ---- one dictionary ----
 
-function summary(found) {
+function summary(found, isListOpen) {
     if (!found) return empty("Not held yet", "No process holds this dictionary, or it has no version yet.");
     return [
         facts([
@@ -83,7 +84,7 @@ function summary(found) {
         found.pods?.length > 0 &&
             h(
                 "details",
-                null,
+                { open: isListOpen },
                 h("summary", null, `Held by ${format.plural(found.pods.length, "process", "processes")}`),
                 table(
                     "Processes with this dictionary",
@@ -169,9 +170,15 @@ export function dictionary({ main, signal, segments: [, tenant, dict], params, s
     const load = loader(
         about,
         async () => (await ask()).items.find((each) => each.tenant_id === tenant && each.dict_code === dict),
-        summary,
+        (found) => summary(found, about.querySelector("details")?.open),
         signal,
     );
+    let loadedAt = Date.now();
+    onOverview(() => {
+        if (Date.now() - loadedAt < REPORT_MS) return;
+        loadedAt = Date.now();
+        load();
+    }, signal);
     const keys = pages({
         label: "Keys",
         signal,

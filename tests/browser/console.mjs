@@ -39,10 +39,16 @@ export class Console {
     }
 
     /** Opens an address of the console: to("dictionaries", "demo", "COUNTRY"). */
-    async to(...parts) {
-        await this.page.evaluate((hash) => { location.hash = hash; }, `#/${parts.map(encodeURIComponent).join("/")}`);
-        await this.settled();
-        return this;
+    to = (...parts) => this.open(`#/${parts.map(encodeURIComponent).join("/")}`);
+
+    /** The same by the address itself, which may have filters. The browser reports a new address later than it takes it. */
+    async open(address) {
+        await this.page.evaluate((hash) => new Promise((resolve) => {
+            if (location.hash === hash) return resolve();
+            addEventListener("hashchange", resolve, { once: true });
+            location.hash = hash;
+        }), address);
+        return this.settled();
     }
 
     /** Until everything that was asked for is there. */
