@@ -87,12 +87,12 @@ class Stage:
             self.chat.say(content)
 
     def make_letters(self):
-        """Commands for a dictionary that is not configured yet, and a message that is not a command."""
+        """Commands for a dictionary that is not configured yet, and messages that are not commands: a text and bytes."""
         waiting = [command("LATER", {f"k{number}": number}) for number in range(3)]
-        hostile = b"\x00<script>alert('letter')</script>\xff\xe2\x80\xae"
-        publish(self.database, [*waiting, hostile, b'{"text": "' + b"x" * 1048576 + b'"'])
+        hostile = b"<script>alert('letter')</script>\xe2\x80\xae"
+        publish(self.database, [*waiting, hostile, b"\x00\xff" + hostile, b'{"text": "' + b"x" * 1048576 + b'"'])
         publish(self.database, [command("LATER", {"k": SECRET}, tenant="rival")])
-        eventually(lambda: self.database.value("select count(*) from platform.bus_message where topic = 'refdata.commands.dlq'") >= 6)
+        eventually(lambda: self.database.value("select count(*) from platform.bus_message where topic = 'refdata.commands.dlq'") >= 7)
 
     def stick_events(self):
         """Two events of the chat that could not be published."""

@@ -50,7 +50,7 @@ def buried(make_fleet, kafka):  # pylint: disable=unused-argument
 
 
 def repaired(serve, fleet, **more):
-    return serve(fleet.database, pod("D", "LATER"), args=["--roles", "apply,ops"], **more)
+    return serve(fleet.database, pod("D", "LATER"), args=["--roles", "apply,relay,ops"], **more)
 
 
 def test_a_poison_command_on_kafka_is_requeued_and_applied_once(buried, serve, token):
