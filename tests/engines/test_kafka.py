@@ -91,7 +91,7 @@ def test_the_partitions_of_a_killed_consumer_are_taken_while_its_session_lasts(m
     fleet.of("apply")[0].kill()
     for code in codes:
         fleet.write({"a": 1}, code)
-    assert shares(fleet) == [4]
+    eventually(lambda: shares(fleet) == [4])
     fleet.settled()
 
 

@@ -50,7 +50,8 @@ def test_slow_sql_in_every_partition_leaves_another_dictionarys_posts_their_thre
 
 def test_partitions_take_turns_so_a_backlog_of_one_dictionary_delays_anothers_update_by_one_batch_for_each(
         serve, refdata_db, token):  # noqa: F811
-    """One handler, one update per batch: the last one accepted is decided when every partition has had its turn."""
+    """One handler, one update per batch: the last one accepted is decided when every partition has had its turn, which
+    one that is claimed again meanwhile may have twice."""
     partitions, bearer = 16, token(TENANT)
     settings = merge(pod("RATES", "UNITS", "LATE", bus={"postgres": {"handlers": 1, "partitions": partitions}}),
                      {"refdata": {"updates": {"batch": 1}}})
@@ -64,4 +65,4 @@ def test_partitions_take_turns_so_a_backlog_of_one_dictionary_delays_anothers_up
     decided = lambda: [code for (code,) in refdata_db.query("select dict_code from refdata.update_request"
                                                             " where status = 'COMMITTED' order by updated_at")]
     eventually(lambda: len(decided()) == len(updates))
-    assert decided().index("LATE") <= partitions
+    assert decided().index("LATE") < 2 * partitions  # before either backlog is done
