@@ -324,10 +324,12 @@ test_deploy() {
 # Without npm there is no driver: among all tests those that need none are run, and the suite by its name fails.
 test_browser() {
     export FRESHET_BROWSER_WHOLE=${FRESHET_BROWSER_WHOLE:-$([ "$TEST_ALL" = 1 ] && echo 0 || echo 1)}
+    local short=()
+    [ "$FRESHET_BROWSER_WHOLE" = 1 ] || short=(-m "not whole")
     if ! (packages_ensure browser); then
         test_add "browser, for want of Chromium," 0 1
     elif browser_fetch; then
-        FRESHET_VAR=$VAR test_pytest browser debug browser
+        FRESHET_VAR=$VAR test_pytest browser debug browser "${short[@]}"
     elif [ "$TEST_ALL" = 1 ]; then
         say "browser: ONLY the tests that need no driver are run"
         test_pytest browser debug browser -m "not driver"
