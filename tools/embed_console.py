@@ -48,9 +48,9 @@ def render(files):
         packed = gzip.compress(content, 9, mtime=0)
         yield from render_bytes(f"text_{number}", content)
         yield from render_bytes(f"gzip_{number}", packed)
-        rows.append(f"    {{{quoted(path.name)}, {quoted(TYPES[path.suffix])},\n"
-                    f"     {{{{(const char *)text_{number}, sizeof text_{number}}}, {tagged(content)}}},\n"
-                    f"     {{{{(const char *)gzip_{number}, sizeof gzip_{number}}}, {tagged(packed)}}}}},")
+        rows.append(f"    {{{quoted(path.name)}, {{{quoted(TYPES[path.suffix])},\n"
+                    f"      {{{{(const char *)text_{number}, sizeof text_{number}}}, {tagged(content)}}},\n"
+                    f"      {{{{(const char *)gzip_{number}, sizeof gzip_{number}}}, {tagged(packed)}}}}}}},")
     yield "const struct ops_console_file ops_console_files[] = {"
     yield from rows
     yield "    {.name = {NULL, 0}},"

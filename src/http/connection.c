@@ -260,10 +260,13 @@ static bool advance(struct http_connection *connection, const struct http_turn *
     for (unsigned requests = 0; connection->state != HTTP_STATE_DEAD;) {
         if (buf_len(connection->out) >= HTTP_OUT_BYTES_MAX || waits_for_reader(connection))
             return true;
-        if (connection->state == HTTP_STATE_HEAD &&
-            (++requests > turn->requests_max ||
-             ((requests & turn->check_mask) == 0 && http_turn_is_over(turn, connection->home)))) {
-            connection->wants_turn = true;
+        if (connection->state == HTTP_STATE_HEAD) {
+            if (++requests > turn->requests_max ||
+                ((requests & turn->check_mask) == 0 && http_turn_is_over(turn, connection->home))) {
+                connection->wants_turn = true;
+                return false;
+            }
+        } else if (connection->home->has_compressed && http_stream_rests(connection, turn)) {
             return false;
         }
         if (!http_dispatch_step(connection))
@@ -381,17 +384,6 @@ static void take_turn(struct http_connection *connection, const struct http_turn
     }
     keep_unsent(connection);
     end_turn(connection);
-}
-
-static void on_tick_end(struct loop_tick *tick)
-{
-    http_turns_take(CONTAINER_OF(tick, struct http_connection, tick), false);
-}
-
-void http_connection_resume(struct http_connection *connection)
-{
-    if (!connection->running && connection->state != HTTP_STATE_DEAD)
-        loop_at_tick_end(connection->home->loop, &connection->tick, on_tick_end);
 }
 
 /* ---- input ---- */

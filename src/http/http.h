@@ -54,6 +54,14 @@ enum http_errors {
     HTTP_ERRORS_DETAIL, /* {"detail","error_code", …} as seed 002 */
 };
 
+/* May its answers be compressed? Never by default: the length of an answer that holds a secret beside text of somebody else's
+ * choice tells about the secret, once both are compressed together (BREACH). */
+enum http_gzip {
+    HTTP_GZIP_NEVER,
+    HTTP_GZIP_READY,   /* the handler has the compressed bytes: http_send_fixed(), http_request_takes_gzip() */
+    HTTP_GZIP_STREAMS, /* the server compresses streams of known length while it sends them */
+};
+
 /* What a step on the way to the handler returns. */
 enum http_step {
     HTTP_STEP_PASS,
@@ -78,6 +86,7 @@ struct http_route {
     bool key_required;                 /* 400 BAD_REQUEST without Idempotency-Key */
     bool key_stores_failures;          /* business failures are stored and replayed too (I4) */
     enum http_errors errors;
+    enum http_gzip gzip; /* of a GET row that is not HTTP_STREAM; its answers vary by Accept-Encoding */
     enum http_consumes consumes; /* of POST, PUT and PATCH rows */
     size_t body_bytes_max;       /* 0 = the server's default; a GET's body is read, bounded and dropped */
     int deadline_ms; /* of prepare and a worker's run, past which 503 is answered; 0 = the server's default */
@@ -157,6 +166,8 @@ enum status http_request_query_only(const struct http_request *request, const ch
 uint64_t http_request_sender(const struct http_request *request);
 /* The weight, 0 to 1000, that Accept gives to `type` ("application/x-ndjson") by name; a star does not count. */
 unsigned http_request_accepts(const struct http_request *request, struct str type);
+/* Does the row allow gzip, the server too, and does the client prefer it to bytes as they are? */
+bool http_request_takes_gzip(const struct http_request *request);
 /* If-None-Match against a strong tag given with its quotes; weak comparison, lists and '*' understood. */
 bool http_request_none_match(const struct http_request *request, struct str etag);
 
@@ -177,6 +188,19 @@ char *http_send_room(struct http_request *request, const struct http_response *r
 /* The same for a body that stands in several pieces, copied once, straight into the socket's buffer. */
 void http_send_parts(struct http_request *request, const struct http_response *response,
                      const struct str *parts, size_t part_count);
+/* An answer that never changes, as plain bytes and compressed; the two have different strong tags, with their quotes. */
+struct http_form {
+    struct str bytes, etag;
+};
+struct http_fixed {
+    struct str content_type;
+    struct http_form plain, gzip;
+};
+/* By what the client takes, as a stream of bytes that outlive the request; 304 where If-None-Match has either tag. `headers` are
+ * whole lines besides ETag, Content-Encoding and Vary. */
+void http_send_fixed(struct http_request *request, const struct http_fixed *fixed, struct str headers);
+/* Appends `text` as gzip. Any thread. False: there is no memory for it, and `out` is as it was. */
+bool http_gzip_put(struct buf *out, struct str text) MUST_CHECK;
 /* By the route's error style: code and message from `error` for 4xx (its field included), the status's own
  * safe sentence for 5xx; 401 carries WWW-Authenticate, 503 Retry-After. `headers` may be empty. */
 void http_send_error(struct http_request *request, const struct error *error);
@@ -303,6 +327,7 @@ struct http_server_config {
     struct worker_pool *workers; /* for HTTP_WORKER rows; may be NULL when there are none */
     const struct http_router *router;
     struct http_limits limits;
+    bool gzip;          /* routes whose rows allow it compress their answers */
     void *context;      /* of both steps */
     http_step_fn *gate; /* NULL = everything passes */
     /* The step after the body, for POST rows with an idempotency policy; NULL = every request passes. When it has set

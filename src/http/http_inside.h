@@ -25,6 +25,9 @@ enum {
     HTTP_SHARED_OUT_BYTES_MAX = 1024 * 1024, /* kept by a loop of the buffer it gathers them in */
     HTTP_DISCARD_BYTES_MAX = 64 * 1024,      /* of an unread body that is dropped to keep the connection */
     HTTP_STREAM_ROOM_BYTES = 64 * 1024,      /* asked of a stream's source at once */
+    HTTP_GZIP_SLICE_BYTES = 16 * 1024,       /* compressed at once: about 0.1 ms of the loop */
+    HTTP_GZIP_BYTES_MIN = 1024,              /* a shorter answer is not compressed */
+    HTTP_ENCODINGS_MAX = 32,                 /* elements of Accept-Encoding; with more it is ignored */
     HTTP_ROUNDS_PER_TURN = 16,               /* writes of one connection before others have their turn */
     HTTP_REQUESTS_PER_TURN = 128,            /* the same for pipelined requests */
     HTTP_REQUESTS_PER_CHECK = 32,            /* of the clock: a power of two */
@@ -77,6 +80,7 @@ struct http_entry {
     void *context;
     struct str param_names[HTTP_PARAMS_MAX];
     unsigned param_count;
+    bool varies; /* by Accept-Encoding: its row allows gzip */
     _Atomic(struct metric_series *) counters[2][HTTP_STATUS_SLOTS]; /* [is HEAD][slot of the status] */
     _Atomic(struct metric_series *) latency;
 };
@@ -244,6 +248,8 @@ struct http_home {
     _Alignas(HTTP_CACHE_LINE_BYTES) struct http_server *server; /* no line is shared with another loop's */
     struct loop *loop;
     struct buf out;
+    struct buf gzip_in;  /* a slice that is being compressed */
+    bool has_compressed; /* a slice, since a stream last looked at the clock */
     SLIST_HEAD(, http_exchange) spares;
     unsigned spare_count;
     LIST_HEAD(, http_connection) connections;
@@ -350,7 +356,6 @@ void http_work_submit(struct http_exchange *exchange);
 /* Takes over `fd`. Past the limit of connections it is answered 503, or closed. `peer` may be NULL. */
 void http_connection_open(struct http_home *home, int fd, const struct sockaddr_in6 *peer);
 void http_connection_move(struct http_connection *connection, enum http_state state);
-void http_connection_resume(struct http_connection *connection); /* takes a turn at the end of this tick */
 void http_connection_drop(struct http_connection *connection);   /* closes now, and drops its request */
 /* The same by a reset: what was sent must not look complete, and the system drops what the client does not read. */
 void http_connection_cut(struct http_connection *connection);
@@ -374,9 +379,11 @@ void http_turns_deinit(struct http_home *home);
 void http_turns_join(struct http_connection *connection);  /* a new one */
 void http_turns_group(struct http_exchange *exchange);     /* by the tenant of its request */
 void http_turns_leave(struct http_connection *connection); /* it waits no longer */
+void http_turns_again(struct http_connection *connection); /* at the end of this tick, also from inside a turn */
 /* Its turn is now, or comes when its group has one. */
 void http_turns_take(struct http_connection *connection, bool is_readable);
 bool http_turn_is_over(const struct http_turn *turn, struct http_home *home); /* reads the clock */
+void http_connection_resume(struct http_connection *connection); /* a turn at the end of this tick, unless it has one */
 /* A step of its handshake comes when its group has one. */
 void http_turns_take_handshake(struct http_connection *connection);
 
@@ -402,6 +409,8 @@ void http_answer_record(struct http_exchange *exchange, const struct http_respon
 /* stream.c */
 bool http_stream_pump(struct http_connection *connection); /* false: it waits for the socket or its source */
 void http_stream_release(struct http_exchange *exchange);
+/* After a slice was compressed: is its turn over? Then it has the next one at the end of the tick. */
+bool http_stream_rests(struct http_connection *connection, const struct http_turn *turn);
 void http_stream_end_early(struct http_connection *connection); /* one without end, when the server stops */
 
 /* budget.c */
@@ -427,6 +436,16 @@ void http_budget_free_answer(struct http_exchange *exchange);
 /* At the end of a turn: own_out is not empty. May cut other connections. */
 void http_budget_keep_unsent(struct http_connection *connection, bool has_progress);
 void http_budget_free_unsent(struct http_connection *connection); /* own_out, with whatever is in it */
+
+/* encoding.c. Pure. Accept-Encoding (RFC 9110, 12.5.3), all its lines together: is gzip wanted, rather than bytes as they are? Not
+ * where a line is invalid. */
+bool http_encoding_wants_gzip(const struct http_header *headers, size_t header_count);
+
+/* gzip.c */
+/* A stream of the exchange, which http_budget_hold_waiting() holds: *packed gives the bytes of `source`, which it takes over, as
+ * gzip. False: they are to be sent as they are. Without a body (HEAD) only *packed's length is of use. */
+bool http_gzip_begin(struct http_exchange *exchange, bool has_body, const struct http_source *source,
+                     struct http_source *packed);
 
 /* tally.c */
 void http_tally_count(struct http_exchange *exchange, int status);

@@ -41,6 +41,8 @@ void http_observe_put_lines(const struct http_exchange *exchange, struct buf *ou
         buf_put_str(out, request_id);
         buf_put_str(out, STR("\r\n"));
     }
+    if (exchange->entry->varies && exchange->home->server->config.gzip)
+        buf_put_str(out, STR("Vary: Accept-Encoding\r\n"));
     if (exchange->home->cors)
         http_cors_put_lines(exchange, out);
     buf_put_str(out, STR("\r\n"));

@@ -128,7 +128,7 @@ static void put_head(struct buf *out, struct http_home *home, const struct http_
 /* Few have: one test for all of them. */
 static inline bool has_more_lines(const struct http_exchange *exchange)
 {
-    return (exchange->request.request_id.len | (uintptr_t)exchange->home->cors) != 0;
+    return (exchange->request.request_id.len | (uintptr_t)exchange->home->cors | exchange->entry->varies) != 0;
 }
 
 /* ---- errors ---- */

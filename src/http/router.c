@@ -106,6 +106,8 @@ static enum status add_row(struct http_router *router, struct http_entry *entry,
         route->method == HTTP_OPTIONS)
         return error_set(error, STATUS_CONFIG, "route %s: the server itself answers that method",
                          route->path);
+    if (route->gzip != HTTP_GZIP_NEVER && (route->method != HTTP_GET || route->kind == HTTP_STREAM))
+        return error_set(error, STATUS_CONFIG, "route %s: only GET rows with an end may compress", route->path);
     if (node->entries[route->method])
         return error_set(error, STATUS_CONFIG, "route %s: %s matches the same requests", route->path,
                          node->entries[route->method]->route->path);
@@ -130,6 +132,7 @@ enum status http_router_add(struct http_router *router, const struct http_route 
         struct http_entry *entry = memory_zalloc(sizeof *entry);
         entry->route = route;
         entry->context = context;
+        entry->varies = route->gzip != HTTP_GZIP_NEVER;
         enum status status = add_row(router, entry, error);
         if (status != STATUS_OK) {
             free(entry);

@@ -322,6 +322,7 @@ void http_server_unref(struct http_server *server)
             http_exchange_destroy(exchange);
         }
         buf_deinit(&home->out);
+        buf_deinit(&home->gzip_in);
         http_turns_deinit(home);
         http_tls_unref(home->tls);
         http_cors_unref(home->cors);

@@ -38,6 +38,14 @@ void http_send_stream(struct http_request *request, const struct http_response *
         http_send_error(request, &(struct error){.status = STATUS_OVERLOADED});
         return;
     }
+    struct http_source packed;
+    struct http_response coded = *response;
+    if (request->route->gzip == HTTP_GZIP_STREAMS && response->status == 200 &&
+        http_gzip_begin(exchange, has_body, source, &packed)) {
+        coded.headers = arena_printf(request->arena, "%.*sContent-Encoding: gzip\r\n", STR_ARG(coded.headers));
+        response = &coded;
+        source = &packed;
+    }
     /* Unread output waits here, not in the kernel, which would hold megabytes per reader and hide that it is slow. */
     int room = HTTP_STREAM_ROOM_BYTES;
     if (request->route->kind == HTTP_STREAM)
@@ -186,6 +194,19 @@ bool http_stream_pump(struct http_connection *connection)
         http_exchange_move(exchange, HTTP_STREAMING);
     if (ends_early)
         http_exchange_move(exchange, HTTP_STREAM_ENDING);
+    return true;
+}
+
+bool http_stream_rests(struct http_connection *connection, const struct http_turn *turn)
+{
+    const struct http_exchange *exchange = connection->exchange;
+    bool is_produced = exchange &&
+                       (exchange->progress == HTTP_STREAMING || exchange->progress == HTTP_STREAM_ENDING);
+
+    connection->home->has_compressed = false;
+    if (!is_produced || !http_turn_is_over(turn, connection->home))
+        return false;
+    http_turns_again(connection);
     return true;
 }
 

@@ -156,6 +156,22 @@ void http_turns_take(struct http_connection *connection, bool is_readable)
         http_connection_serve(connection, is_readable, &turn);
 }
 
+static void on_tick_end(struct loop_tick *tick)
+{
+    http_turns_take(CONTAINER_OF(tick, struct http_connection, tick), false);
+}
+
+void http_turns_again(struct http_connection *connection)
+{
+    loop_at_tick_end(connection->home->loop, &connection->tick, on_tick_end);
+}
+
+void http_connection_resume(struct http_connection *connection)
+{
+    if (!connection->running && connection->state != HTTP_STATE_DEAD)
+        http_turns_again(connection);
+}
+
 /* ---- handshakes ---- */
 
 /* At least one step, so that they go on beside any load; at most as many as leave most of the tick to requests. */

@@ -24,7 +24,7 @@ enum {
 
 struct scrape_text {
     atomic_uint refs;
-    struct buf bytes;
+    struct buf bytes, gzip; /* gzip is empty where no waiter takes it, or without memory for it */
 };
 
 /* A parked request until its message runs on its loop, from then on the source of its answer. */
@@ -33,6 +33,7 @@ struct scrape_waiter {
     struct scrape_waiter *next;
     struct loop_park_ref ref;
     uint64_t sender;
+    bool takes_gzip;
     struct scrape_text *text; /* NULL: there is none, the process stops */
     struct str unsent;
 };
@@ -54,6 +55,7 @@ static void unref_text(struct scrape_text *text)
     if (!text || atomic_fetch_sub(&text->refs, 1) > 1)
         return;
     buf_deinit(&text->bytes);
+    buf_deinit(&text->gzip);
     free(text);
 }
 
@@ -86,11 +88,13 @@ static void on_rendered(struct loop *loop, struct loop_message *message)
         release_waiter(&waiter->unsent);
         return;
     }
-    waiter->unsent = buf_str(&waiter->text->bytes);
+    bool is_packed = waiter->takes_gzip && buf_len(&waiter->text->gzip) > 0;
+    waiter->unsent = buf_str(is_packed ? &waiter->text->gzip : &waiter->text->bytes);
     http_send_stream(request,
                      &(struct http_response){
                          .status = 200,
                          .content_type = STR("text/plain; version=0.0.4; charset=utf-8"),
+                         .headers = is_packed ? STR("Content-Encoding: gzip\r\n") : STR_NONE,
                      },
                      &(struct http_source){
                          .produce = produce_text,
@@ -127,6 +131,13 @@ static struct scrape_waiter *take_waiters(struct kernel_scrape *scrape, bool is_
     return waiters;
 }
 
+static bool one_takes_gzip(const struct scrape_waiter *waiters)
+{
+    while (waiters && !waiters->takes_gzip)
+        waiters = waiters->next;
+    return waiters;
+}
+
 static int64_t scrape_step(struct task *task, void *context)
 {
     struct buf health = {0};
@@ -138,6 +149,8 @@ static int64_t scrape_step(struct task *task, void *context)
     kernel_process_metrics_update(buf_str(&health));
     buf_deinit(&health);
     metrics_print(&text->bytes);
+    if (one_takes_gzip(waiters) && !http_gzip_put(&text->gzip, buf_str(&text->bytes)))
+        buf_clear(&text->gzip);
     deliver(waiters, text);
     unref_text(text);
     task_hold(task, TASK_MS(PAUSE_MS));
@@ -166,6 +179,7 @@ static void get_prometheus(struct http_request *request)
         return;
     }
     waiter->sender = http_request_sender(request);
+    waiter->takes_gzip = http_request_takes_gzip(request);
     pthread_mutex_lock(&scrape->mutex);
     bool joined = has_room(scrape, waiter->sender) && !scrape->is_stopped;
     if (joined) {
@@ -219,12 +233,7 @@ void kernel_scrape_destroy(struct kernel_scrape *scrape)
  * Whether it is true is not decided here: the system tests hold it against the routes and the answers. */
 
 /* Made from the file by tools/embed_file.py. */
-extern const struct str kernel_openapi_text, kernel_openapi_etag;
-
-static void release_nothing(void *context)
-{
-    (void)context; /* it is in the request's arena */
-}
+extern const struct http_fixed kernel_openapi;
 
 static void get_openapi(struct http_request *request)
 {
@@ -234,33 +243,14 @@ static void get_openapi(struct http_request *request)
         http_send_error(request, &error);
         return;
     }
-    struct http_response response = {
-        .status = 200,
-        .content_type = STR("application/yaml"),
-        .headers = arena_printf(request->arena, "ETag: %.*s\r\nCache-Control: no-cache\r\n",
-                                STR_ARG(kernel_openapi_etag)),
-    };
-    if (http_request_none_match(request, kernel_openapi_etag)) {
-        response.status = 304;
-        http_send(request, &response);
-        return;
-    }
-    struct str *unsent = arena_alloc(request->arena, sizeof *unsent);
-    *unsent = kernel_openapi_text;
-    http_send_stream(request, &response,
-                     &(struct http_source){
-                         .produce = produce_text,
-                         .release = release_nothing,
-                         .context = unsent,
-                         .content_length = (int64_t)kernel_openapi_text.len,
-                     });
+    http_send_fixed(request, &kernel_openapi, STR("Cache-Control: no-cache\r\n"));
 }
 
 const struct http_route kernel_actuator_routes[] = {
     {HTTP_GET, "/actuator/health", kernel_get_health, .access = HTTP_PUBLIC},
     {HTTP_GET, "/actuator/health/readiness", kernel_get_readiness, .access = HTTP_PUBLIC},
     {HTTP_GET, "/actuator/health/liveness", kernel_get_liveness, .access = HTTP_PUBLIC},
-    {HTTP_GET, "/actuator/prometheus", get_prometheus, .access = HTTP_PUBLIC},
-    {HTTP_GET, "/openapi.yaml", get_openapi, .access = HTTP_PUBLIC},
+    {HTTP_GET, "/actuator/prometheus", get_prometheus, .access = HTTP_PUBLIC, .gzip = HTTP_GZIP_READY},
+    {HTTP_GET, "/openapi.yaml", get_openapi, .access = HTTP_PUBLIC, .gzip = HTTP_GZIP_READY},
     {.handler = NULL},
 };

@@ -184,6 +184,7 @@ static enum status start_server(struct kernel *kernel, struct error *error)
             .tls = kernel_tls_current(kernel),
             .cors = cors,
             .limits = kernel_http_limits(http),
+            .gzip = http->gzip,
             .context = kernel,
             .gate = kernel_gate,
             .idempotency = kernel_idempotency_step,

@@ -28,6 +28,7 @@ struct kernel_http_settings {
     struct setting_strings listen;
     struct setting_place listen_place;
     int64_t loops, workers, worker_queue, parked_max, reserved_descriptors, drain_delay_ms, stop_timeout_ms;
+    bool gzip;
     struct http_limits limits;
     struct kernel_tls_settings tls;
     struct kernel_cors_settings cors;

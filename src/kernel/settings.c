@@ -79,6 +79,10 @@ static const struct setting_row http_rows[] = {
     {"stopTimeout", SETTING_DURATION_MS, HTTP_ROW(stop_timeout_ms),
      "After that: time for running requests to finish before their connections are closed.", "10s", 0,
      HOUR_MS},
+    {"gzip", SETTING_BOOL, HTTP_ROW(gzip),
+     "Compress answers for clients that ask for it: whole dictionaries, metrics, and files that never change. Off, where a proxy "
+     "does it, or where a network is faster than the processors.",
+     "true"},
     {"tls", SETTING_OBJECT, .help = "TLS on every address; without certFile connections are plain.",
      .rows = kernel_tls_rows, .fallback = ""},
     {"cors", SETTING_OBJECT,

@@ -21,6 +21,7 @@ pc:hiredis                   | libhiredis-dev        | Redis protocol
 pc:libnats                   | libnats-dev           | NATS client
 pc:libprotobuf-c             | libprotobuf-c-dev     | events as protobuf
 cmd:protoc-c                 | protobuf-c-compiler   | events as protobuf
+pc:zlib                      | zlib1g-dev            | compressed answers
 postgres:                    | postgresql            | the private database
 cmd:psql                     | postgresql-client     | ./dev psql
 cmd:curl                     | curl                  | asks the server whether it is ready

@@ -6,13 +6,9 @@
 #include "base/str.h"
 #include "http/http.h"
 
-struct ops_console_body {
-    struct str bytes, etag; /* the tag with its quotes */
-};
-
 struct ops_console_file {
-    struct str name, type; /* a name without bytes ends the table */
-    struct ops_console_body plain, gzip;
+    struct str name; /* one without bytes ends the table */
+    struct http_fixed fixed;
 };
 
 /* Made by tools/embed_console.py. */

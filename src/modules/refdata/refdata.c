@@ -27,7 +27,7 @@ const struct http_route refdata_query_routes[] = {
     {HTTP_GET, DICTIONARIES, refdata_get_dictionaries, .tenant_param = "tenantId"},
     {HTTP_GET, DICTIONARY "/items/{key}", refdata_get_item, .tenant_param = "tenantId"},
     {HTTP_GET, DICTIONARY "/items", refdata_get_items, .tenant_param = "tenantId"},
-    {HTTP_GET, DICTIONARY "/all", refdata_get_all, .tenant_param = "tenantId"},
+    {HTTP_GET, DICTIONARY "/all", refdata_get_all, .tenant_param = "tenantId", .gzip = HTTP_GZIP_STREAMS},
     {HTTP_GET, DICTIONARY "/version", refdata_get_version, .tenant_param = "tenantId"},
     {HTTP_GET, DICTIONARY "/watch", refdata_get_watch, HTTP_STREAM, .tenant_param = "tenantId"},
     {.handler = NULL},
