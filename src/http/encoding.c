@@ -49,7 +49,8 @@ static bool read_element(struct str element, struct wants *wants)
     (void)str_split(&element, ';', &coding);
     coding = str_trim(coding);
     element = str_trim(element);
-    if (coding.len == 0 || http_scan(coding.ptr, coding.ptr + coding.len, HTTP_BYTE_TOKEN) != coding.ptr + coding.len)
+    if (coding.len == 0 ||
+        http_scan(coding.ptr, coding.ptr + coding.len, HTTP_BYTE_TOKEN) != coding.ptr + coding.len)
         return false;
     if (has_weight && (element.len < 2 || (element.ptr[0] | 0x20) != 'q' || element.ptr[1] != '=' ||
                        !read_weight(str_skip(element, 2), &weight)))

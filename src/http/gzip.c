@@ -61,8 +61,7 @@ static enum http_source_state produce_gzip(void *context, struct buf *out, size_
 
     (void)room; /* a slice leaves less than that, or little more */
     buf_clear(in);
-    enum http_source_state state =
-        gzip->source.produce(gzip->source.context, in, HTTP_GZIP_SLICE_BYTES);
+    enum http_source_state state = gzip->source.produce(gzip->source.context, in, HTTP_GZIP_SLICE_BYTES);
     gzip->home->has_compressed = true;
     uint64_t len = buf_len(in);
     if (state == HTTP_SOURCE_FAIL || len > gzip->left || (state == HTTP_SOURCE_END && len < gzip->left))

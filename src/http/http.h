@@ -58,7 +58,7 @@ enum http_errors {
  * choice tells about the secret, once both are compressed together (BREACH). */
 enum http_gzip {
     HTTP_GZIP_NEVER,
-    HTTP_GZIP_READY,   /* the handler has the compressed bytes: http_send_fixed(), http_request_takes_gzip() */
+    HTTP_GZIP_READY, /* the handler has the compressed bytes: http_send_fixed(), http_request_takes_gzip() */
     HTTP_GZIP_STREAMS, /* the server compresses streams of known length while it sends them */
 };
 
@@ -86,7 +86,8 @@ struct http_route {
     bool key_required;                 /* 400 BAD_REQUEST without Idempotency-Key */
     bool key_stores_failures;          /* business failures are stored and replayed too (I4) */
     enum http_errors errors;
-    enum http_gzip gzip; /* of a GET row that is not HTTP_STREAM; its answers vary by Accept-Encoding */
+    enum http_gzip
+        gzip; /* of a GET row that is not HTTP_STREAM; its answers vary by Accept-Encoding, errors do not */
     enum http_consumes consumes; /* of POST, PUT and PATCH rows */
     size_t body_bytes_max;       /* 0 = the server's default; a GET's body is read, bounded and dropped */
     int deadline_ms; /* of prepare and a worker's run, past which 503 is answered; 0 = the server's default */

@@ -356,7 +356,7 @@ void http_work_submit(struct http_exchange *exchange);
 /* Takes over `fd`. Past the limit of connections it is answered 503, or closed. `peer` may be NULL. */
 void http_connection_open(struct http_home *home, int fd, const struct sockaddr_in6 *peer);
 void http_connection_move(struct http_connection *connection, enum http_state state);
-void http_connection_drop(struct http_connection *connection);   /* closes now, and drops its request */
+void http_connection_drop(struct http_connection *connection); /* closes now, and drops its request */
 /* The same by a reset: what was sent must not look complete, and the system drops what the client does not read. */
 void http_connection_cut(struct http_connection *connection);
 void http_connection_unref(struct http_connection *connection);
@@ -379,11 +379,13 @@ void http_turns_deinit(struct http_home *home);
 void http_turns_join(struct http_connection *connection);  /* a new one */
 void http_turns_group(struct http_exchange *exchange);     /* by the tenant of its request */
 void http_turns_leave(struct http_connection *connection); /* it waits no longer */
-void http_turns_again(struct http_connection *connection); /* at the end of this tick, also from inside a turn */
+void http_turns_again(
+    struct http_connection *connection); /* at the end of this tick, also from inside a turn */
 /* Its turn is now, or comes when its group has one. */
 void http_turns_take(struct http_connection *connection, bool is_readable);
 bool http_turn_is_over(const struct http_turn *turn, struct http_home *home); /* reads the clock */
-void http_connection_resume(struct http_connection *connection); /* a turn at the end of this tick, unless it has one */
+void http_connection_resume(
+    struct http_connection *connection); /* a turn at the end of this tick, unless it has one */
 /* A step of its handshake comes when its group has one. */
 void http_turns_take_handshake(struct http_connection *connection);
 
@@ -461,8 +463,8 @@ HTTP_COLD void http_observe_begin(struct http_exchange *exchange);
 HTTP_COLD void http_observe_end(struct http_exchange *exchange, int status); /* 0 = the client has gone */
 HTTP_COLD void http_observe_enter(
     const struct http_exchange *exchange); /* log lines have its ids, until log_leave() */
-/* The request's id, and those of CORS, into the head that was just put. */
-HTTP_COLD void http_observe_put_lines(const struct http_exchange *exchange, struct buf *out);
+/* The request's id, Vary, and those of CORS, into the head that was just put. */
+HTTP_COLD void http_observe_put_lines(const struct http_exchange *exchange, int status, struct buf *out);
 /* The line of a 500. A request without an id gets one, in the line and in the answer's headers. */
 HTTP_COLD void http_observe_failure(const struct http_request *request, const struct error *error,
                                     struct buf *headers);

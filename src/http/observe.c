@@ -31,7 +31,7 @@ void http_observe_read(struct http_exchange *exchange)
     }
 }
 
-void http_observe_put_lines(const struct http_exchange *exchange, struct buf *out)
+void http_observe_put_lines(const struct http_exchange *exchange, int status, struct buf *out)
 {
     struct str request_id = exchange->request.request_id;
 
@@ -41,7 +41,7 @@ void http_observe_put_lines(const struct http_exchange *exchange, struct buf *ou
         buf_put_str(out, request_id);
         buf_put_str(out, STR("\r\n"));
     }
-    if (exchange->entry->varies && exchange->home->server->config.gzip)
+    if (exchange->entry->varies && status < 400 && exchange->home->server->config.gzip)
         buf_put_str(out, STR("Vary: Accept-Encoding\r\n"));
     if (exchange->home->cors)
         http_cors_put_lines(exchange, out);

@@ -128,7 +128,8 @@ static void put_head(struct buf *out, struct http_home *home, const struct http_
 /* Few have: one test for all of them. */
 static inline bool has_more_lines(const struct http_exchange *exchange)
 {
-    return (exchange->request.request_id.len | (uintptr_t)exchange->home->cors | exchange->entry->varies) != 0;
+    return (exchange->request.request_id.len | (uintptr_t)exchange->home->cors | exchange->entry->varies) !=
+           0;
 }
 
 /* ---- errors ---- */
@@ -178,7 +179,7 @@ void http_connection_refuse(struct http_connection *connection, const struct err
     put_error(&body, route, error, STR_NONE);
     put_head(connection->out, connection->home, &response, (int64_t)buf_len(&body), false, close_line);
     if (route && has_more_lines(exchange))
-        http_observe_put_lines(exchange, connection->out);
+        http_observe_put_lines(exchange, response.status, connection->out);
     if (route)
         exchange->answer_bytes = (int64_t)buf_len(&body);
     buf_put_str(connection->out, buf_str(&body));
@@ -216,7 +217,7 @@ void http_answer_put_head(struct http_exchange *exchange, const struct http_resp
     exchange->answer_bytes = length;
     put_head(exchange->connection->out, exchange->home, response, length, exchange->is_chunked, line);
     if (has_more_lines(exchange))
-        http_observe_put_lines(exchange, exchange->connection->out);
+        http_observe_put_lines(exchange, response->status, exchange->connection->out);
 }
 
 void http_answer_finish(struct http_exchange *exchange, int status, enum http_progress progress)

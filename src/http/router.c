@@ -107,7 +107,8 @@ static enum status add_row(struct http_router *router, struct http_entry *entry,
         return error_set(error, STATUS_CONFIG, "route %s: the server itself answers that method",
                          route->path);
     if (route->gzip != HTTP_GZIP_NEVER && (route->method != HTTP_GET || route->kind == HTTP_STREAM))
-        return error_set(error, STATUS_CONFIG, "route %s: only GET rows with an end may compress", route->path);
+        return error_set(error, STATUS_CONFIG, "route %s: only GET rows with an end may compress",
+                         route->path);
     if (node->entries[route->method])
         return error_set(error, STATUS_CONFIG, "route %s: %s matches the same requests", route->path,
                          node->entries[route->method]->route->path);

@@ -42,7 +42,8 @@ void http_send_stream(struct http_request *request, const struct http_response *
     struct http_response coded = *response;
     if (request->route->gzip == HTTP_GZIP_STREAMS && response->status == 200 &&
         http_gzip_begin(exchange, has_body, source, &packed)) {
-        coded.headers = arena_printf(request->arena, "%.*sContent-Encoding: gzip\r\n", STR_ARG(coded.headers));
+        coded.headers =
+            arena_printf(request->arena, "%.*sContent-Encoding: gzip\r\n", STR_ARG(coded.headers));
         response = &coded;
         source = &packed;
     }
@@ -200,8 +201,8 @@ bool http_stream_pump(struct http_connection *connection)
 bool http_stream_rests(struct http_connection *connection, const struct http_turn *turn)
 {
     const struct http_exchange *exchange = connection->exchange;
-    bool is_produced = exchange &&
-                       (exchange->progress == HTTP_STREAMING || exchange->progress == HTTP_STREAM_ENDING);
+    bool is_produced =
+        exchange && (exchange->progress == HTTP_STREAMING || exchange->progress == HTTP_STREAM_ENDING);
 
     connection->home->has_compressed = false;
     if (!is_produced || !http_turn_is_over(turn, connection->home))
