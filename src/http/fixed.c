@@ -28,8 +28,8 @@ void http_send_fixed(struct http_request *request, const struct http_fixed *fixe
     struct http_response response = {.content_type = fixed->content_type};
 
     assert(request->route->gzip == HTTP_GZIP_READY); /* else the answer would not vary */
-    response.headers = arena_printf(request->arena, "%.*sETag: %.*s\r\n%s", STR_ARG(headers),
-                                    STR_ARG(has_other ? other->etag : form->etag),
+    response.headers = arena_printf(request->arena, "ETag: %.*s\r\n%.*s%s",
+                                    STR_ARG(has_other ? other->etag : form->etag), STR_ARG(headers),
                                     is_packed && !has_form && !has_other ? "Content-Encoding: gzip\r\n" : "");
     if (has_form || has_other) { /* the tag is that of the form that the client has */
         response.status = 304;
