@@ -51,7 +51,7 @@ static void check_cut(const struct hydration_event *event)
     struct json_value value;
     struct buf cut = {0};
     hydration_cover_cut(&cover, event->data, &cut);
-    check(json_parse(buf_str(&cut), JSON_DEPTH_LIMIT, &value, NULL) == STATUS_OK);
+    check(json_parse_stored(buf_str(&cut), JSON_DEPTH_LIMIT, &value, NULL) == STATUS_OK);
     check(value.type == JSON_OBJECT && buf_len(&cut) <= event->data.len);
     buf_deinit(&cut);
 }

@@ -52,6 +52,7 @@ static void test_r14_a_row_asked_for_after_the_entity_was_known_is_believed(void
     assert_true(turn_until_count(rig_finds, 2));
     assert_int_equal(ann.times, 0);
     rig_hold();
+    assert_true(turn_until_count(rig_finds, 3)); /* which has not read the script yet */
     script.find.asked_ns = clock_mono_ns();
     rig_let_go();
     ask(&bob, "bob", rig_full);
