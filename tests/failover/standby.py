@@ -12,9 +12,8 @@ import socket
 import subprocess
 import threading
 
-from lib.engines import lasting_port
 from lib.postgres import Database, PostgresServer, bin_dir, run_as_owner
-from lib.wait import eventually
+from lib.wait import eventually, free_port
 
 ADDRESSES = ("jdbc hosts", "libpq hosts", "address")
 
@@ -40,7 +39,7 @@ class Address:
     """One address for whichever server `target` names; every connection ends when that changes."""
 
     def __init__(self, target):
-        self.target, self.port = target, lasting_port()
+        self.target, self.port = target, free_port()
         self.listener = socket.create_server(("127.0.0.1", self.port), backlog=128)
         self.connections, self.lock = set(), threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()

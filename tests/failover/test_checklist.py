@@ -6,11 +6,11 @@ import subprocess
 import pytest
 
 from lib import tokens
-from lib.engines import lasting_port
 from lib.fixtures import ROOT
 from lib.freshet import run
 from lib.operator import MARK, Operator
 from lib.pages import Page
+from lib.wait import free_port
 
 pytestmark = [pytest.mark.whole, pytest.mark.embedded]
 PAGE = Page(ROOT, ROOT / "docs/SRE_CHECKLIST.md")
@@ -73,7 +73,7 @@ def test_every_check_succeeds_where_it_should_and_fails_where_it_should_not(serv
     servers = [serve.make(database, config=config) for _ in range(PODS)]
     assert run("migrate", "--config", servers[0].config_path, env=servers[0].env).returncode == 0
     for server in servers:
-        server.own_port = lasting_port()
+        server.own_port = free_port()
         server.start()
     urls = [f"http://127.0.0.1:{server.port}" for server in servers]
     bearer = tokens.mint(key, scope="entitlement:write")

@@ -154,7 +154,7 @@ def test_connections_that_run_out_are_found(own):
     with contextlib.ExitStack() as stack:
         for _ in range(14):
             stack.enter_context(contextlib.closing(psycopg2.connect(own.database.url, application_name="crowd")))
-        problem = own.one("connections_full")
+        (problem,) = eventually(lambda: own.found("connections_full"))  # once the server has its connections again
         assert "of the 17 connections" in problem["what"]
         shown = own.advised(problem)
         assert shown.returncode == 0 and "crowd" in shown.stdout

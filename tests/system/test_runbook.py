@@ -8,13 +8,12 @@ import yaml
 
 from conftest import ROOT
 from lib import tokens
-from lib.engines import lasting_port
 from lib.freshet import run
 from lib.notification import letters, publish
 from lib.operator import MARK, Operator
 from lib.pages import Page
 from lib.refdata import item_path, path
-from lib.wait import eventually
+from lib.wait import eventually, free_port
 from lib.writers import Threads, commit, delta, updates_path
 
 PAGE = Page(ROOT, ROOT / "docs/RUNBOOK.md")
@@ -64,7 +63,7 @@ class Installation:
         assert run("migrate", "--config", self.writer.config_path, env=self.writer.env).returncode == 0
         database.run_file(ROOT / "config/demo.sql")
         for server in (self.writer, self.pod):
-            server.own_port = lasting_port()
+            server.own_port = free_port()
             server.start()
         self.bearer = tokens.mint(self.keys[0], ttl=3600, scope="entitlement:write")
         (folder / "backup").mkdir(parents=True)

@@ -6,40 +6,22 @@ that a client is ever given, so that who was connected finds an engine again.
 """
 import ctypes
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
-from .wait import eventually
+from .wait import eventually, free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
-_taken = set()
 
 
 def _die_with_us():
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def lasting_port():
-    """A free port outside of the range that clients get theirs from."""
-    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    outside = [port for port in range(10240, 65536) if not first <= port <= last and port not in _taken]
-    for port in random.SystemRandom().sample(outside, min(200, len(outside))):
-        with socket.socket() as s:
-            try:
-                s.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        _taken.add(port)
-        return port
-    raise RuntimeError("no port is free")
 
 
 class Engine:
@@ -50,7 +32,7 @@ class Engine:
         self.data = self.folder / "data"
         self.data.mkdir(parents=True)
         self.log_path = self.folder / "log"
-        self.port = lasting_port()
+        self.port = free_port()
         self.process = None
 
     @property
@@ -117,7 +99,7 @@ class RedisNode(Engine):
 
     def __init__(self, name, folder, cluster=True):
         super().__init__(name, folder)
-        self.cluster, self.bus_port = cluster, lasting_port()
+        self.cluster, self.bus_port = cluster, free_port()
 
     def command(self):
         cluster = ["--cluster-enabled", "yes", "--cluster-port", str(self.bus_port), "--cluster-node-timeout", "2000"]
@@ -236,7 +218,7 @@ class RedisCluster:
 class Nats(Engine):
     def __init__(self, folder):
         super().__init__("nats", folder)
-        self.monitor_port = lasting_port()
+        self.monitor_port = free_port()
 
     def command(self):
         return ["nats-server", "--addr", "127.0.0.1", "--port", str(self.port), "--http_port", str(self.monitor_port),
@@ -267,7 +249,7 @@ class Kafka(Engine):
 
     def __init__(self, folder):
         super().__init__("kafka", folder)
-        self.controller_port = lasting_port()
+        self.controller_port = free_port()
         self.properties = self.folder / "server.properties"
         text = (ROOT / "tools/kafka/server.properties").read_text(encoding="utf-8")
         for name, value in {"PORT": self.port, "CONTROLLER_PORT": self.controller_port, "DATA": self.data}.items():

@@ -1,7 +1,9 @@
 """Waiting for something to become true, with so much patience that a slow machine never decides a test."""
 import os
+import random
 import socket
 import time
+from pathlib import Path
 
 PATIENCE = float(os.environ.get("FRESHET_TEST_PATIENCE", "60"))  # less, for whoever waits for a failure
 
@@ -32,11 +34,16 @@ _given_out = set()
 
 
 def free_port():
-    """No port twice: whoever was given it may not have taken it yet."""
-    while True:
+    """Outside of the range that clients get theirs from, so that it is free again for a server that comes back. No port twice:
+    whoever was given it may not have taken it yet."""
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split())
+    outside = [port for port in range(10240, 65536) if not first <= port <= last and port not in _given_out]
+    for port in random.SystemRandom().sample(outside, min(200, len(outside))):
         with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        if port not in _given_out:
-            _given_out.add(port)
-            return port
+            try:
+                s.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        _given_out.add(port)
+        return port
+    raise RuntimeError("no port is free")
