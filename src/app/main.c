@@ -7,8 +7,11 @@
 #include <unistd.h>
 
 #include "app/commands.h"
+#include "app/config_connect.h"
 #include "app/options.h"
 #include "base/log.h"
+
+enum { CONNECT_TIMEOUT_MS = 5000 };
 
 const char *app_config_path(const char *given)
 {
@@ -107,39 +110,61 @@ static int app_routes(int argc, char **argv)
         &(struct kernel_options){.config_path = app_config_path(config), .modules = app_modules});
 }
 
-static int app_config(int argc, char **argv)
+static void describe_settings(bool as_markdown)
 {
-    const char *config = NULL;
-    bool describe = false, markdown = false;
-    const struct option_row rows[] = {
-        APP_CONFIG_ROW(config),
-        {"--describe", NULL, "print every setting with its type, default and meaning", .flag = &describe},
-        {"--markdown", NULL, "the same as a page: docs/CONFIG.md", .flag = &markdown},
-        {.name = NULL},
-    };
-    int outcome = options_read(
-        argc, argv, "Checks the configuration and prints its mistakes, or describes all settings.", rows);
-    if (outcome != OPTIONS_RUN)
-        return outcome;
-    if (!describe && !markdown) {
-        struct config *checked = app_config_load(config);
-        if (!checked)
-            return 1;
-        printf("%s: ok\n", app_config_path(config));
-        config_free(checked);
-        return 0;
-    }
     struct arena arena = ARENA(4096);
     struct buf text = {0};
     const struct config_section *sections = kernel_sections(app_modules, &arena);
-    if (markdown)
+    if (as_markdown)
         config_print_markdown(sections, &text);
     else
         config_print_help(sections, &text);
     fwrite(text.data + text.start, 1, buf_len(&text), stdout);
     buf_deinit(&text);
     arena_deinit(&arena);
-    return 0;
+}
+
+static int app_config(int argc, char **argv)
+{
+    const char *config = NULL;
+    bool describe = false, markdown = false, connect = false;
+    int64_t timeout_ms = 0; /* 0: not given */
+    int exit_status = 0;
+    const struct option_row rows[] = {
+        APP_CONFIG_ROW(config),
+        {"--describe", NULL, "print every setting with its type, default and meaning", .flag = &describe},
+        {"--markdown", NULL, "the same as a page: docs/CONFIG.md", .flag = &markdown},
+        {"--connect", NULL, "also try every SQL template at its database, without running it",
+         .flag = &connect},
+        {"--timeout", "5s", "with --connect: how long to wait for a database, and for each template (default 5s)",
+         .duration_ms = &timeout_ms},
+        {.name = NULL},
+    };
+    int outcome = options_read(
+        argc, argv,
+        "Checks the configuration and prints its mistakes, or describes all settings. With --connect, every database of the\n"
+        "configuration parses and plans its SQL templates and checks the privileges that they need; nothing is written. Exit\n"
+        "status 1 where there are mistakes, or where a database does not answer.",
+        rows);
+    if (outcome != OPTIONS_RUN)
+        return outcome;
+    if (describe + markdown + connect > 1)
+        return app_misuse("config", "give only one of --describe, --markdown and --connect");
+    if (timeout_ms && !connect)
+        return app_misuse("config", "--timeout is for --connect");
+    if (describe || markdown) {
+        describe_settings(markdown);
+        return 0;
+    }
+    struct config *checked = app_config_load(config);
+    if (!checked)
+        return 1;
+    if (connect)
+        exit_status = app_config_connect(checked, timeout_ms ? timeout_ms : CONNECT_TIMEOUT_MS);
+    else
+        printf("%s: ok\n", app_config_path(config));
+    config_free(checked);
+    return exit_status;
 }
 
 const struct command app_commands[] = {

@@ -20,8 +20,10 @@ static void add_site(const struct db_target *target, void *arg)
     struct app_site *site = &sites->items[sites->count];
     *site = (struct app_site){.target = *target, .module = walk->module};
     struct db_server *server = db_server_find(&sites->servers, target);
-    for (size_t i = 0; i < sites->count; i++)
-        site->is_twin |= server && walk->servers[i] == server;
+    for (size_t i = 0; i < sites->count && !site->is_twin; i++) {
+        site->is_twin = server && walk->servers[i] == server;
+        site->twin_of = i;
+    }
     walk->servers[sites->count++] = server;
 }
 

@@ -6,12 +6,13 @@
 #include "kernel/kernel.h"
 #include "kernel/ops.h"
 
-enum { APP_SITES_MAX = 64 };
+enum { APP_SITES_MAX = 65 }; /* those of refdata.postgres, at most 64, and the store */
 
 struct app_site {
     struct db_target target;
     const struct module *module; /* that has it as its own; NULL = the store */
-    bool is_twin;                /* the same database as one before it */
+    bool is_twin;                /* the same database as one before it … */
+    size_t twin_of;              /* … the first of them */
 };
 
 struct app_sites {

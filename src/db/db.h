@@ -236,6 +236,12 @@ enum status db_describe(struct db_conn *conn, const struct db_statement *stateme
                         unsigned *column_count, int64_t deadline_ns, size_t *position,
                         struct error *error) MUST_CHECK;
 
+/* Inside a transaction: plans a statement that db_describe() accepts, and has the server check the user's privileges on what it uses,
+ * without running it. *plan is one row of JSON, which says so where the statement has no plan (CALL). Refused by the planner
+ * or for a privilege, the transaction can still be used; its plans are generic from then on. */
+enum status db_explain(struct db_conn *conn, const struct db_statement *statement, int64_t deadline_ns,
+                       struct db_result **plan, struct error *error) MUST_CHECK;
+
 /* The last failure's SQLSTATE on this connection ("" when there was none), e.g. "23505". */
 const char *db_sqlstate(const struct db_conn *conn);
 /* SQLSTATEs of this class are raised by functions of our own to end a pipeline early: an answer, not counted as a failure. */

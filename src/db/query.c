@@ -209,6 +209,73 @@ enum status db_describe(struct db_conn *conn, const struct db_statement *stateme
     return status;
 }
 
+/* ---- explain ---- */
+
+#define EXPLAINED "freshet_explained"
+
+static enum status prepare_explained(struct db_conn *conn, const struct db_statement *statement,
+                                     int64_t deadline_ns, struct error *error)
+{
+    Oid oids[DB_PARAMS_MAX];
+    db_type_oids(statement->types, statement->param_count, oids);
+    if (!PQsendPrepare(conn->pg, EXPLAINED, statement->text.ptr, (int)statement->param_count, oids))
+        return db_conn_lost(conn, error);
+    enum status status = db_conn_flush(conn, deadline_ns, error);
+    return status == STATUS_OK ? db_conn_drain(conn, deadline_ns, error) : status;
+}
+
+/* EXPLAIN EXECUTE of a named statement, since only that makes the generic plan: with the values at hand, whatever a NULL decides
+ * would be left out of the plan, and of its checks. */
+static enum status explain_prepared(struct db_conn *conn, unsigned param_count, int64_t deadline_ns,
+                                    PGresult **plan, struct error *error)
+{
+    struct buf sql = {0};
+    size_t position;
+    buf_put_str(&sql, STR("EXPLAIN (FORMAT JSON, COSTS OFF) EXECUTE " EXPLAINED));
+    for (unsigned i = 0; i < param_count; i++)
+        buf_put_str(&sql, i ? STR(", NULL") : STR(" (NULL"));
+    buf_put_str(&sql, param_count ? STR(")") : STR_NONE);
+    buf_put_char(&sql, '\0');
+    int is_sent = PQsendQuery(conn->pg, buf_str(&sql).ptr);
+    buf_deinit(&sql);
+    return is_sent ? take_answer(conn, deadline_ns, plan, &position, error) : db_conn_lost(conn, error);
+}
+
+/* It outlives the transaction, so that it is dropped here, also after a refusal. */
+static void drop_explained(struct db_conn *conn, int64_t deadline_ns)
+{
+    char sqlstate[sizeof conn->sqlstate];
+    memcpy(sqlstate, conn->sqlstate, sizeof sqlstate);
+    if (db_rollback_to_savepoint(conn, deadline_ns, NULL) != STATUS_OK ||
+        db_conn_command(conn, "DEALLOCATE " EXPLAINED, deadline_ns, NULL) != STATUS_OK)
+        db_conn_abandon(conn);
+    memcpy(conn->sqlstate, sqlstate, sizeof sqlstate);
+}
+
+enum status db_explain(struct db_conn *conn, const struct db_statement *statement, int64_t deadline_ns,
+                       struct db_result **plan, struct error *error)
+{
+    PGresult *result = NULL;
+    enum status status =
+        db_conn_command(conn, "SET LOCAL plan_cache_mode = force_generic_plan", deadline_ns, error);
+
+    *plan = NULL;
+    if (status == STATUS_OK)
+        status = db_conn_command(conn, DB_SAVEPOINT_SQL, deadline_ns, error);
+    if (status == STATUS_OK)
+        status = prepare_explained(conn, statement, deadline_ns, error);
+    if (status != STATUS_OK)
+        return status;
+    status = explain_prepared(conn, statement->param_count, deadline_ns, &result, error);
+    if (conn->pg)
+        drop_explained(conn, deadline_ns);
+    if (status == STATUS_OK)
+        *plan = (struct db_result *)result;
+    else
+        PQclear(result);
+    return status;
+}
+
 /* ---- results ---- */
 
 void db_result_free(struct db_result *result)

@@ -34,6 +34,7 @@ struct module_routes {
 
 /* Life of a module: check (configuration alone) → start → [reload …] → stop → destroy. */
 struct books;
+struct trial;
 struct db_conn;
 struct ops_view;
 struct ops_keys;
@@ -88,6 +89,9 @@ struct module {
     /* For `freshet verify --books`: what one database of it has accepted beside the rows of its outboxes (books.h), in the caller's read-only
      * transaction, which sees one snapshot and which it may begin again. Blocks. NULL: nothing. */
     enum status (*books)(struct books *books, struct db_conn *conn, struct error *error);
+    /* For `freshet config --connect`: tries the SQL that the section has for one database of it (trial.h), in transactions of its own, and
+     * changes nothing. Fails only where the database could not be asked. Blocks. NULL: there is none. */
+    enum status (*try_sql)(struct trial *trial, struct db_conn *conn, struct error *error);
     /* For operators (dead_letters.h): topics of its own, and what is known of others; tables with dead letters, ended by a row without a
      * name. NULL: none. */
     void (*each_dead_topic)(const struct config *config, const void *section,

@@ -136,8 +136,11 @@ bool refdata_adapter_is_up(const struct refdata_adapter *adapter); /* any loop: 
     .outages = "outage_count", .claim_id = "claim_id", .locked_by = "locked_by",           \
     .locked_until = "locked_until", .next_attempt_at = "next_attempt_at", .last_error = "last_error"
 struct books;
+struct trial;
 enum status refdata_books(struct books *books, struct db_conn *conn,
-                          struct error *error) MUST_CHECK;  /* books.c */
+                          struct error *error) MUST_CHECK; /* books.c */
+enum status refdata_try_sql(struct trial *trial, struct db_conn *conn,
+                            struct error *error) MUST_CHECK; /* trial.c */
 extern const struct outbox_table refdata_outbox_table;      /* relay.c; for `freshet outbox` too */
 void refdata_relay_wake(struct refdata_database *database); /* any thread: something was committed here */
 void refdata_relay_enqueued(size_t count);                  /* any thread: so many versions were */

@@ -44,8 +44,8 @@ static const struct field {
 #undef FIELD
 };
 
-static const struct refdata_template *template_of(const struct refdata_dictionary_settings *settings,
-                                                  size_t field)
+const struct refdata_template *refdata_field_template(const struct refdata_dictionary_settings *settings,
+                                                      enum refdata_field field)
 {
     return (const struct refdata_template *)((const char *)settings + fields[field].offset);
 }
@@ -61,7 +61,7 @@ uint64_t refdata_dictionary_fingerprint(const struct refdata_dictionary_settings
     buf_printf(&text, "%016llx %.*s %d %d %d ", (unsigned long long)database, STR_ARG(settings->code),
                settings->apply_mode, settings->snapshot_strategy, settings->reload);
     for (size_t field = 0; field < REFDATA_FIELDS; field++) {
-        struct str sql = template_of(settings, field)->sql;
+        struct str sql = refdata_field_template(settings, field)->sql;
         buf_printf(&text, "%zu:", sql.len);
         buf_put_str(&text, sql);
     }
@@ -141,7 +141,7 @@ static bool reaches_beyond(struct str sql)
 
 static enum status compile(const struct making *making, size_t field, struct refdata_dictionary *dictionary)
 {
-    const struct refdata_template *template = template_of(making->settings, field);
+    const struct refdata_template *template = refdata_field_template(making->settings, field);
     struct refdata_sql *sql = &dictionary->sql[field];
     bool reads = field == REFDATA_LOAD || field == REFDATA_LOAD_KEYS, uses_tenant = false;
     size_t offset = 0;
@@ -176,7 +176,7 @@ static enum status check_together(const struct making *making, const struct refd
     bool builtin = !sql[REFDATA_LOAD].given;
     if (sql[REFDATA_SNAPSHOT_STAGE].given != sql[REFDATA_SNAPSHOT_FINALIZE].given) {
         size_t given = sql[REFDATA_SNAPSHOT_STAGE].given ? REFDATA_SNAPSHOT_STAGE : REFDATA_SNAPSHOT_FINALIZE;
-        return fail_at(making, template_of(settings, given), fields[given].name, 0,
+        return fail_at(making, refdata_field_template(settings, given), fields[given].name, 0,
                        "snapshotStageSql and snapshotFinalizeSql come as a pair");
     }
     if (sql[REFDATA_SNAPSHOT_REPLACE].given && sql[REFDATA_SNAPSHOT_STAGE].given)
@@ -186,7 +186,7 @@ static enum status check_together(const struct making *making, const struct refd
     for (size_t field = REFDATA_LOAD_KEYS; field < REFDATA_FIELDS && builtin; field++)
         if (sql[field].given)
             return fail_at(
-                making, template_of(settings, field), fields[field].name, 0,
+                making, refdata_field_template(settings, field), fields[field].name, 0,
                 "without loadSql the dictionary lives in the built-in table and takes no templates");
     if (settings->shared && builtin)
         return fail_at(

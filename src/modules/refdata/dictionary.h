@@ -68,6 +68,8 @@ enum refdata_parameter {
 };
 
 const char *refdata_field_name(enum refdata_field field); /* "apply.upsertSql" */
+const struct refdata_template *refdata_field_template(const struct refdata_dictionary_settings *settings,
+                                                      enum refdata_field field);
 
 /* Compiles one definition. Errors carry file, line, column and field of the template's very character. `config` may be
  * NULL when the settings were checked before. */

@@ -13,39 +13,56 @@ static enum status check_value(uint32_t type_oid, struct error *error)
     return error_set(error, STATUS_DB_ERROR, "column v must be json or jsonb: use to_jsonb() or a cast");
 }
 
-enum status refdata_provider_check_field(const struct refdata_dictionary *dictionary,
-                                         enum refdata_field field, struct db_conn *conn, int64_t deadline_ns,
-                                         struct error *error)
+/* Does the result have what the field needs? */
+static enum status check_columns(enum refdata_field field, const struct db_column *columns, unsigned count,
+                                 struct error *error)
 {
-    const struct refdata_sql *sql = &dictionary->sql[field];
-    struct db_column columns[DB_COLUMNS_MAX];
     enum { OID_INT8 = 20, OID_INT2 = 21, OID_INT4 = 23 };
     const struct db_column *key = NULL, *value = NULL;
-    unsigned count = 0, line = 1, column = 1;
-    size_t position = 0;
-    if (!sql->given)
-        return STATUS_OK;
-    enum status status = db_describe(conn, &sql->statement, columns, &count, deadline_ns, &position, error);
-    for (unsigned i = count; status == STATUS_OK && i-- > 0;) { /* the first of a name counts */
+    bool is_load = field == REFDATA_LOAD || field == REFDATA_LOAD_KEYS;
+    uint32_t type = count == 1 ? columns[0].type_oid : 0;
+    for (unsigned i = count; i-- > 0;) { /* the first of a name counts */
         if (strcmp(columns[i].name, "k") == 0)
             key = &columns[i];
         if (strcmp(columns[i].name, "v") == 0)
             value = &columns[i];
     }
-    uint32_t type = status == STATUS_OK && count == 1 ? columns[0].type_oid : 0;
-    bool is_load = field == REFDATA_LOAD || field == REFDATA_LOAD_KEYS;
-    if (status == STATUS_OK && is_load && (!key || !value))
-        status = error_set(error, STATUS_DB_ERROR, "the result has no column %s", key ? "v" : "k");
-    else if (status == STATUS_OK && is_load)
-        status = check_value(value->type_oid, error);
-    else if (status == STATUS_OK && field == REFDATA_DRIFT_CHECK && type != OID_INT8 && type != OID_INT4 &&
-             type != OID_INT2)
-        status = error_set(error, STATUS_DB_ERROR, "the result must be one column of type bigint");
+    if (is_load && (!key || !value))
+        return error_set(error, STATUS_DB_ERROR, "the result has no column %s: name it with \"as %s\"",
+                         key ? "v" : "k", key ? "v" : "k");
+    if (is_load)
+        return check_value(value->type_oid, error);
+    if (field == REFDATA_DRIFT_CHECK && type != OID_INT8 && type != OID_INT4 && type != OID_INT2)
+        return error_set(error, STATUS_DB_ERROR, "the result must be one column of type bigint");
+    return STATUS_OK;
+}
+
+enum status refdata_provider_describe_field(const struct refdata_sql *sql, enum refdata_field field,
+                                            struct db_conn *conn, int64_t deadline_ns, size_t *offset,
+                                            struct error *error)
+{
+    struct db_column columns[DB_COLUMNS_MAX];
+    unsigned count = 0;
+    size_t position = 0;
+    enum status status = db_describe(conn, &sql->statement, columns, &count, deadline_ns, &position, error);
+    *offset = position ? db_statement_offset(&sql->statement, sql->text, position) : REFDATA_NO_OFFSET;
+    return status == STATUS_OK ? check_columns(field, columns, count, error) : status;
+}
+
+enum status refdata_provider_check_field(const struct refdata_dictionary *dictionary,
+                                         enum refdata_field field, struct db_conn *conn, int64_t deadline_ns,
+                                         struct error *error)
+{
+    const struct refdata_sql *sql = &dictionary->sql[field];
+    unsigned line = 1, column = 1;
+    size_t offset;
+    if (!sql->given)
+        return STATUS_OK;
+    enum status status = refdata_provider_describe_field(sql, field, conn, deadline_ns, &offset, error);
     if (status != STATUS_DB_ERROR)
         return status;
-    if (position == 0)
+    if (offset == REFDATA_NO_OFFSET)
         return error_context(error, "%s", refdata_field_name(field));
-    size_t offset = db_statement_offset(&sql->statement, sql->text, position);
     for (size_t i = 0; i < offset && i < sql->text.len; i++) {
         column = sql->text.ptr[i] == '\n' ? 1 : column + 1;
         line += sql->text.ptr[i] == '\n';

@@ -38,6 +38,11 @@ enum status refdata_provider_check(struct refdata_dictionary *dictionary, struct
 enum status refdata_provider_check_field(const struct refdata_dictionary *dictionary,
                                          enum refdata_field field, struct db_conn *conn, int64_t deadline_ns,
                                          struct error *error) MUST_CHECK;
+/* The same, with the byte of the template that a refusal is about instead of its place in the message. */
+#define REFDATA_NO_OFFSET SIZE_MAX
+enum status refdata_provider_describe_field(const struct refdata_sql *sql, enum refdata_field field,
+                                            struct db_conn *conn, int64_t deadline_ns, size_t *offset,
+                                            struct error *error) MUST_CHECK;
 /* Puts the tenant's items into the builder: with `keys` (a text[]) those of them that are there, and perhaps others; without
  * (ptr NULL) all; the caller has then let the server plan freely (DB_PLAN_FREELY_SQL). */
 enum status refdata_provider_load(const struct refdata_dictionary *dictionary, struct str tenant,

@@ -348,6 +348,7 @@ const struct module refdata_module = {
     .provides = (const char *const[]){REFDATA_ENTITY_TYPE, NULL},
     .outboxes = (const struct outbox_table *const[]){&refdata_outbox_table, &refdata_command_table, NULL},
     .books = refdata_books,
+    .try_sql = refdata_try_sql,
     .views = refdata_views,
     .report = refdata_report,
     .list_keys = refdata_list_keys,
