@@ -83,16 +83,18 @@ static enum status look_at_schema(struct connect_run *run, const struct app_site
     enum status status =
         db_migrate_state(pool, schema->module, schema->migrations, run->deadline_ns, &state, error);
     if (status == STATUS_DB_ERROR) {
-        printf("%s: database %s: note: the schema %s cannot be looked at: %s: `freshet migrate --grants ROLE` "
-               "prints what the role needs\n",
-               path, shown, schema->module, terminal_text(str_from(error->message), &run->arena));
+        printf(
+            "%s: database %s: note: the schema %s cannot be looked at: %s: `freshet migrate --grants ROLE` "
+            "prints what the role needs\n",
+            path, shown, schema->module, terminal_text(str_from(error->message), &run->arena));
         return STATUS_OK;
     }
     if (status == STATUS_OK && state.oldest_program > known) {
         run->mistake_count++;
-        fprintf(stderr,
-                "%s: database %s: the schema %s needs migration %u, this program has %u: install a newer one\n",
-                path, shown, schema->module, state.oldest_program, known);
+        fprintf(
+            stderr,
+            "%s: database %s: the schema %s needs migration %u, this program has %u: install a newer one\n",
+            path, shown, schema->module, state.oldest_program, known);
     } else if (status == STATUS_OK && state.missing) {
         printf("%s: database %s: note: %u migration%s of the schema %s %s missing: run `freshet migrate`\n",
                path, shown, state.missing, state.missing == 1 ? "" : "s", schema->module,

@@ -128,7 +128,7 @@ static int app_config(int argc, char **argv)
 {
     const char *config = NULL;
     bool describe = false, markdown = false, connect = false;
-    int64_t timeout_ms = 0; /* 0: not given */
+    int64_t timeout_ms = -1; /* not given */
     int exit_status = 0;
     const struct option_row rows[] = {
         APP_CONFIG_ROW(config),
@@ -136,7 +136,8 @@ static int app_config(int argc, char **argv)
         {"--markdown", NULL, "the same as a page: docs/CONFIG.md", .flag = &markdown},
         {"--connect", NULL, "also try every SQL template at its database, without running it",
          .flag = &connect},
-        {"--timeout", "5s", "with --connect: how long to wait for a database, and for each template (default 5s)",
+        {"--timeout", "5s",
+         "with --connect: how long to wait for a database, and for each template (default 5s)",
          .duration_ms = &timeout_ms},
         {.name = NULL},
     };
@@ -150,8 +151,10 @@ static int app_config(int argc, char **argv)
         return outcome;
     if (describe + markdown + connect > 1)
         return app_misuse("config", "give only one of --describe, --markdown and --connect");
-    if (timeout_ms && !connect)
+    if (timeout_ms >= 0 && !connect)
         return app_misuse("config", "--timeout is for --connect");
+    if (timeout_ms == 0)
+        return app_misuse("config", "--timeout needs a duration above 0");
     if (describe || markdown) {
         describe_settings(markdown);
         return 0;
@@ -160,7 +163,7 @@ static int app_config(int argc, char **argv)
     if (!checked)
         return 1;
     if (connect)
-        exit_status = app_config_connect(checked, timeout_ms ? timeout_ms : CONNECT_TIMEOUT_MS);
+        exit_status = app_config_connect(checked, timeout_ms > 0 ? timeout_ms : CONNECT_TIMEOUT_MS);
     else
         printf("%s: ok\n", app_config_path(config));
     config_free(checked);

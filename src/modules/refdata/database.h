@@ -141,9 +141,9 @@ enum status refdata_books(struct books *books, struct db_conn *conn,
                           struct error *error) MUST_CHECK; /* books.c */
 enum status refdata_try_sql(struct trial *trial, struct db_conn *conn,
                             struct error *error) MUST_CHECK; /* trial.c */
-extern const struct outbox_table refdata_outbox_table;      /* relay.c; for `freshet outbox` too */
-void refdata_relay_wake(struct refdata_database *database); /* any thread: something was committed here */
-void refdata_relay_enqueued(size_t count);                  /* any thread: so many versions were */
+extern const struct outbox_table refdata_outbox_table;       /* relay.c; for `freshet outbox` too */
+void refdata_relay_wake(struct refdata_database *database);  /* any thread: something was committed here */
+void refdata_relay_enqueued(size_t count);                   /* any thread: so many versions were */
 /* Any thread: may a commit that makes versions publish them itself? Where this process has the role, and PostgreSQL carries
  * invalidations. After the commit: they are counted, and the readers in other processes woken; this one's has a hint. */
 bool refdata_relay_publishes_in_commits(const struct refdata_database *database);

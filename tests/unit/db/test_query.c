@@ -384,6 +384,67 @@ static void test_describe_points_into_the_template(void **state)
     arena_deinit(&arena);
 }
 
+/* ---- explain ---- */
+
+static void test_explain_plans_and_runs_nothing(void **state)
+{
+    (void)state;
+    struct db_statement insert = db_statement_of(STR("INSERT INTO explained SELECT 1 FROM pg_sleep(600)"));
+    struct db_statement create = DB_STATEMENT("CREATE TEMP TABLE explained (n int UNIQUE)");
+    struct db_statement count = DB_STATEMENT("SELECT count(*) FROM explained");
+    struct db_result *result;
+    assert_ok(db_exec(conn, &create, DB_NO_PARAMS, soon(), NULL, NULL));
+    assert_ok(db_begin(conn, DB_REPEATABLE_READ_ONLY, soon(), NULL));
+    assert_ok(db_explain(conn, &insert, soon(), &result, NULL));
+    assert_int_equal(db_result_rows(result), 1);
+    assert_non_null(strstr(db_result_str(result, 0, 0).ptr, "\"Node Type\": \"ModifyTable\""));
+    db_result_free(result);
+    assert_ok(db_query(conn, &count, DB_NO_PARAMS, soon(), &result, NULL));
+    assert_int_equal(db_result_i64(result, 0, 0), 0);
+    db_result_free(result);
+    db_rollback(conn);
+}
+
+/* The generic plan: with a NULL for the parameter, nothing of the table would be left in it. */
+static void test_explain_plans_for_any_value(void **state)
+{
+    (void)state;
+    static const struct db_name names[] = {{"tenantId", DB_TEXT}, {NULL, DB_TEXT}};
+    struct db_statement statement;
+    struct db_result *plan;
+    struct arena arena = ARENA(1024);
+    size_t offset;
+    struct str sql = STR("SELECT relname FROM pg_class WHERE :tenantId = 'a' AND relname = :tenantId");
+    assert_ok(db_sql_compile(sql, names, &arena, &statement, &offset, NULL));
+    assert_ok(db_begin(conn, DB_REPEATABLE_READ_ONLY, soon(), NULL));
+    assert_ok(db_explain(conn, &statement, soon(), &plan, NULL));
+    assert_non_null(strstr(db_result_str(plan, 0, 0).ptr, "pg_class"));
+    db_result_free(plan);
+    db_rollback(conn);
+    arena_deinit(&arena);
+}
+
+static void test_explain_that_is_refused_leaves_the_transaction_usable(void **state)
+{
+    (void)state;
+    struct db_statement create = DB_STATEMENT("CREATE TEMP TABLE unindexed (n int)");
+    struct db_statement refused = DB_STATEMENT("INSERT INTO unindexed VALUES (1) ON CONFLICT (n) DO NOTHING");
+    struct db_statement good = DB_STATEMENT("SELECT n FROM unindexed");
+    struct db_result *plan;
+    struct error error = {0};
+    assert_ok(db_exec(conn, &create, DB_NO_PARAMS, soon(), NULL, NULL));
+    assert_ok(db_begin(conn, DB_REPEATABLE_READ_ONLY, soon(), NULL));
+    for (int i = 0; i < 2; i++) { /* its name is free again, too */
+        assert_int_equal(db_explain(conn, &refused, soon(), &plan, &error), STATUS_DB_ERROR);
+        assert_null(plan);
+        assert_string_equal(db_sqlstate(conn), "42P10");
+        assert_ok(db_explain(conn, &good, soon(), &plan, NULL));
+        assert_int_equal(db_result_rows(plan), 1);
+        db_result_free(plan);
+    }
+    db_rollback(conn);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int run_query_tests(void)
@@ -408,6 +469,9 @@ int run_query_tests(void)
         TEST(test_an_endless_stream_ends_at_its_deadline),
         TEST(test_describe_lists_columns),
         TEST(test_describe_points_into_the_template),
+        TEST(test_explain_plans_and_runs_nothing),
+        TEST(test_explain_plans_for_any_value),
+        TEST(test_explain_that_is_refused_leaves_the_transaction_usable),
     };
     return cmocka_run_group_tests_name("query", tests, NULL, NULL);
 }
