@@ -60,7 +60,7 @@ uint64_t refdata_dictionary_fingerprint(const struct refdata_dictionary_settings
     struct buf text = {0};
     buf_printf(&text, "%016llx %.*s %d %d %d ", (unsigned long long)database, STR_ARG(settings->code),
                settings->apply_mode, settings->snapshot_strategy, settings->reload);
-    for (size_t field = 0; field < REFDATA_FIELDS; field++) {
+    for (enum refdata_field field = 0; field < REFDATA_FIELDS; field++) {
         struct str sql = refdata_field_template(settings, field)->sql;
         buf_printf(&text, "%zu:", sql.len);
         buf_put_str(&text, sql);
@@ -139,7 +139,8 @@ static bool reaches_beyond(struct str sql)
     return false;
 }
 
-static enum status compile(const struct making *making, size_t field, struct refdata_dictionary *dictionary)
+static enum status compile(const struct making *making, enum refdata_field field,
+                           struct refdata_dictionary *dictionary)
 {
     const struct refdata_template *template = refdata_field_template(making->settings, field);
     struct refdata_sql *sql = &dictionary->sql[field];
@@ -175,7 +176,8 @@ static enum status check_together(const struct making *making, const struct refd
     const struct refdata_sql *sql = dictionary->sql;
     bool builtin = !sql[REFDATA_LOAD].given;
     if (sql[REFDATA_SNAPSHOT_STAGE].given != sql[REFDATA_SNAPSHOT_FINALIZE].given) {
-        size_t given = sql[REFDATA_SNAPSHOT_STAGE].given ? REFDATA_SNAPSHOT_STAGE : REFDATA_SNAPSHOT_FINALIZE;
+        enum refdata_field given =
+            sql[REFDATA_SNAPSHOT_STAGE].given ? REFDATA_SNAPSHOT_STAGE : REFDATA_SNAPSHOT_FINALIZE;
         return fail_at(making, refdata_field_template(settings, given), fields[given].name, 0,
                        "snapshotStageSql and snapshotFinalizeSql come as a pair");
     }
@@ -183,7 +185,7 @@ static enum status check_together(const struct making *making, const struct refd
         return fail_at(
             making, &settings->snapshot_replace, fields[REFDATA_SNAPSHOT_REPLACE].name, 0,
             "either snapshotReplaceSql or the pair snapshotStageSql/snapshotFinalizeSql, not both");
-    for (size_t field = REFDATA_LOAD_KEYS; field < REFDATA_FIELDS && builtin; field++)
+    for (enum refdata_field field = REFDATA_LOAD_KEYS; field < REFDATA_FIELDS && builtin; field++)
         if (sql[field].given)
             return fail_at(
                 making, refdata_field_template(settings, field), fields[field].name, 0,
