@@ -38,22 +38,25 @@ class Trio:
     def ask(self, server, sku=None):
         return Asking(server, self.bearer, path("item", sku or next(self.skus)))
 
-    def restart(self, server, failpoint=""):
+    def restart(self, server, failpoint="", ready=True):
         server.kill()
         server.env["FRESHET_FAILPOINTS"] = failpoint
-        server.start()
+        server.start(ready)
 
     def provoke(self, server, place, act):
         """Lets it come to that place and do so. What was asked at the first asker meanwhile, and the same at the second one."""
-        seen, asked = len(server.log()), []
-        self.restart(server, f"hydration.{place}={act}#1")
+        asked = []
+        while not asked:  # it may come there before it is ready, by an event that the one before it left
+            seen = len(server.log())
 
-        def is_there():
-            return f'"failpoint":"hydration.{place}"' in server.log()[seen:]
+            def is_there():
+                return f'"failpoint":"hydration.{place}"' in server.log()[seen:]  # pylint: disable=cell-var-from-loop
 
-        while not is_there():  # whoever settles may be the other one
-            asked.append(self.ask(self.asker))
-            eventually(lambda: is_there() or asked[-1].is_answered())
+            self.restart(server, f"hydration.{place}={act}#1", ready=False)
+            eventually(lambda: is_there() or server.is_ready(patience=2))
+            while not is_there():  # whoever settles may be the other one
+                asked.append(self.ask(self.asker))
+                eventually(lambda: is_there() or asked[-1].is_answered())
         return asked, [self.ask(self.other, one.target.rsplit("/", 1)[1]) for one in asked]
 
     def is_well(self):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .config import to_yaml
 from .wait import PATIENCE, eventually, free_port
-from .wire import Client, RawConnection
+from .wire import TIMEOUT, Client, RawConnection
 
 SANITIZER = re.compile(r"(AddressSanitizer|LeakSanitizer|ThreadSanitizer|UndefinedBehaviorSanitizer|runtime error:)")
 
@@ -94,9 +94,9 @@ class Freshet:
         """Itself: somebody else may answer at its port."""
         return any(line["port"] == self.port for line in self.logs(event="serving"))
 
-    def is_ready(self):
+    def is_ready(self, patience=TIMEOUT):
         try:
-            with Client(self.port, tls=self.tls) as client:
+            with Client(self.port, tls=self.tls, timeout=patience) as client:
                 return client.get("/actuator/health/readiness").status == 200
         except OSError:
             return False

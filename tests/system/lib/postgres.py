@@ -28,7 +28,8 @@ max_connections = 300
 shared_buffers = 64MB
 fsync = off
 full_page_writes = off
-autovacuum_naptime = 5s
+autovacuum_naptime = 30s
+jit = off
 """
 
 

@@ -34,11 +34,11 @@ class Response:
 class Client:
     """One keep-alive connection with a token; reconnects when the server closed it. `tls` is an SSLContext, for "localhost"."""
 
-    def __init__(self, port, token=None, host="127.0.0.1", tls=None):
+    def __init__(self, port, token=None, host="127.0.0.1", tls=None, timeout=TIMEOUT):
         if tls:
-            self.connection = http.client.HTTPSConnection("localhost", port, timeout=TIMEOUT, context=tls)
+            self.connection = http.client.HTTPSConnection("localhost", port, timeout=timeout, context=tls)
         else:
-            self.connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT)
+            self.connection = http.client.HTTPConnection(host, port, timeout=timeout)
         self.token = token
 
     def request(self, method, path, body=None, headers=None):
