@@ -331,7 +331,7 @@ static bool check_words(const struct verify *verify, const struct option_words *
 
 /* ---- the command ---- */
 
-/* What could not be compared is no difference: it may be equal. */
+/* Only what was compared counts as a difference. */
 static int conclude(const struct verify *verify)
 {
     uint64_t count = verify->equal_count + verify->different_count + verify->failed_count;

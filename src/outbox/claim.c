@@ -355,6 +355,52 @@ static const struct db_statement local_sql =
                  " set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),"
                  " set_config('enable_memoize', 'off', true)");
 
+/* A claim whose COMMIT was not answered holds rows that nobody knows of. */
+static enum status release_doubtful(struct outbox *outbox, struct db_conn *conn, int64_t deadline_ns,
+                                    struct error *error)
+{
+    struct outbox_claim *claim = &outbox->claim;
+    if (!claim->doubtful[0])
+        return STATUS_OK;
+    enum status status = db_exec(conn, &outbox->sql.release, DB_PARAMS(db_uuid(str_from(claim->doubtful))),
+                                 deadline_ns, NULL, error);
+    if (status == STATUS_OK)
+        claim->doubtful[0] = '\0';
+    return status;
+}
+
+static void take_settled(struct outbox *outbox, struct db_result *rows, size_t unsettled)
+{
+    struct outbox_claim *claim = &outbox->claim;
+    claim->settled = db_result_rows(rows);
+    outbox_report_settled(outbox->config.table, rows);
+    if (claim->settled < unsettled)
+        log_warn("outbox_claim_lost", LOG_CSTR("module", outbox->config.table->module),
+                 LOG_INT("events", unsettled - claim->settled));
+    remove_settled(outbox);
+}
+
+static void empty_claim(struct outbox_claim *claim)
+{
+    db_result_free(claim->rows);
+    claim->rows = NULL;
+    claim->count = 0;
+    buf_clear(&claim->ids);
+    arena_reset(&claim->arena);
+    claim->more = false;
+}
+
+/* Takes over `rows`. */
+static void take_claimed(struct outbox *outbox, struct db_result *rows, int64_t sent_ns)
+{
+    struct outbox_claim *claim = &outbox->claim;
+    memcpy(claim->id, claim->doubtful, sizeof claim->id);
+    claim->doubtful[0] = '\0';
+    claim->claimed_ns = sent_ns;
+    take_events(outbox, rows);
+    move_cursor(outbox);
+}
+
 /* BEGIN, local settings, [settle,] [claim,] COMMIT */
 enum status outbox_claim_exchange(struct outbox *outbox, struct db_conn *conn, bool claims,
                                   int64_t deadline_ns, struct error *error)
@@ -368,13 +414,9 @@ enum status outbox_claim_exchange(struct outbox *outbox, struct db_conn *conn, b
     int64_t sent_ns = clock_mono_ns();
     claim->backoff_ms = 0;
     claim->settled = 0;
-    if (claim->doubtful[0]) {
-        enum status status = db_exec(conn, &outbox->sql.release,
-                                     DB_PARAMS(db_uuid(str_from(claim->doubtful))), deadline_ns, NULL, error);
-        if (status != STATUS_OK)
-            return status;
-        claim->doubtful[0] = '\0';
-    }
+    enum status status = release_doubtful(outbox, conn, deadline_ns, error);
+    if (status != STATUS_OK)
+        return status;
     if (claims && later)
         claims = later->may_claim(outbox->config.context, &left_out);
     if (!claims)
@@ -392,34 +434,18 @@ enum status outbox_claim_exchange(struct outbox *outbox, struct db_conn *conn, b
         add_claim(outbox, conn, &left_out);
     buf_deinit(&left_out);
     db_pipeline_add(conn, &db_commit_sql, DB_NO_PARAMS);
-    size_t count = 3 + (size_t)settles + (size_t)claims;
-    enum status status = db_pipeline_end(conn, deadline_ns, results, count, NULL, error);
+    size_t count = 3 + (size_t)settles + (size_t)claims, at_claim = AT_SETTLE + (size_t)settles;
+    status = db_pipeline_end(conn, deadline_ns, results, count, NULL, error);
     if (status != STATUS_OK) {
         db_rollback(conn);
         return status;
     }
-    if (settles) {
-        claim->settled = db_result_rows(results[AT_SETTLE]);
-        outbox_report_settled(outbox->config.table, results[AT_SETTLE]);
-        if (claim->settled < unsettled)
-            log_warn("outbox_claim_lost", LOG_CSTR("module", outbox->config.table->module),
-                     LOG_INT("events", unsettled - claim->settled));
-        remove_settled(outbox);
-    }
-    db_result_free(claim->rows);
-    claim->rows = NULL;
-    claim->count = 0;
-    buf_clear(&claim->ids);
-    arena_reset(&claim->arena);
-    claim->more = false;
+    if (settles)
+        take_settled(outbox, results[AT_SETTLE], unsettled);
+    empty_claim(claim);
     if (claims) {
-        size_t at = AT_SETTLE + (size_t)settles;
-        memcpy(claim->id, claim->doubtful, sizeof claim->id);
-        claim->doubtful[0] = '\0';
-        claim->claimed_ns = sent_ns;
-        take_events(outbox, results[at]);
-        results[at] = NULL;
-        move_cursor(outbox);
+        take_claimed(outbox, results[at_claim], sent_ns);
+        results[at_claim] = NULL;
     }
     for (size_t i = 0; i < STATEMENTS_MAX; i++)
         db_result_free(results[i]);
