@@ -250,7 +250,7 @@ static enum status build(const struct making *making, struct refdata_dictionary 
     if (!str_is_name(settings->code))
         return fail_at(making, AT(settings->code_place), "code", 0,
                        "a dictionary's code is 1 to 64 of A-Z a-z 0-9 . _ -");
-    for (size_t field = 0; field < REFDATA_FIELDS && status == STATUS_OK; field++)
+    for (enum refdata_field field = 0; field < REFDATA_FIELDS && status == STATUS_OK; field++)
         status = compile(making, field, dictionary);
     if (status != STATUS_OK)
         return status;

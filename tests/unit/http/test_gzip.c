@@ -262,6 +262,15 @@ static void the_server_may_never_compress(void **state)
     client_close(&client);
 }
 
+/* Until nothing was taken from the source in many turns: the kernel moves what was sent from one socket to the other in its own time. */
+static void turn_until_full(void)
+{
+    for (size_t given = SIZE_MAX; tap.given != given && tap.given < tap.total;) {
+        given = tap.given;
+        harness_turn(&harness, 1000);
+    }
+}
+
 static void a_client_that_leaves_or_does_not_read_holds_nothing_after_it(void **state)
 {
     (void)state;
@@ -272,11 +281,8 @@ static void a_client_that_leaves_or_does_not_read_holds_nothing_after_it(void **
         tap = (struct tap){.total = 1000 * (size_t)LARGE, .promised = 1000 * (size_t)LARGE};
         client_connect(&harness, &client);
         send_request(&client, "GET /all HTTP/1.1");
-        harness_turn(&harness, 1000);
-        size_t given = tap.given; /* the socket is full: no more is compressed */
-        assert_true(given < tap.total);
-        harness_turn(&harness, 10);
-        assert_int_equal(tap.given, given);
+        turn_until_full();
+        assert_true(tap.given < tap.total); /* no more is compressed */
         assert_true(i == 0 || budget_used(BUDGET_REQUESTS) >= before + STATE_BYTES_MIN);
         assert_int_equal(tap.released, 0);
         client_close(&client);
