@@ -58,8 +58,8 @@ void config_print_roff(const struct config_section *sections, struct buf *out); 
 
 /* For operators: a JSON array of {"name","value","default","is_default","line","reloadable"}, without secrets. False: it was cut at a MiB. */
 bool config_show(const struct config *config, struct buf *out);
-/* A value as it may be shown: of a URL neither user nor parameters, of another secret nothing. */
+/* A value as it may be shown: of a URL neither user nor parameters, of a secret one for HTTP no path; of another secret nothing. */
 void config_show_text(struct buf *out, struct str text, bool is_secret);
-void config_show_words(struct buf *out, struct str text); /* the same for each word of a message */
+void config_show_message(struct buf *out, struct str text); /* the URLs in it as above */
 
 #endif

@@ -1,5 +1,7 @@
 /* The configuration in force, as JSON for operators: each setting with its value, its default and its line in the file. Secrets are left out:
- * a value that a row marks as one, and what a URL has of users and parameters. */
+ * a value that a row marks as one, what a URL has of users and parameters, and the path of a URL that a row marks. */
+#include <ctype.h>
+
 #include "base/json.h"
 #include "kernel/config_inside.h"
 
@@ -15,45 +17,73 @@ struct show {
 
 /* ---- values ---- */
 
-/* Of scheme://user:password@host/path?query the user, the password and the query are hidden. */
-static void put_url(struct buf *out, struct str url, size_t after_scheme)
+static const char *find_in(struct str text, const char *what)
 {
-    size_t host = after_scheme, query;
-    for (size_t i = after_scheme; i < url.len; i++)
-        if (url.ptr[i] == '@')
-            host = i;
-    for (query = host; query < url.len && url.ptr[query] != '?';)
-        query++;
-    buf_put(out, url.ptr, after_scheme);
-    if (host > after_scheme)
+    return text.len ? memmem(text.ptr, text.len, what, strlen(what)) : NULL;
+}
+
+/* Of what follows scheme:// in a URL the user, the password and the query are hidden, and of a private URL the path. Where an @ follows a
+ * question mark either may be part of a password: then nothing is shown. */
+static void put_after_scheme(struct buf *out, struct str rest, bool hides_path)
+{
+    const char *at = rest.len ? memrchr(rest.ptr, '@', rest.len) : NULL, *query = find_in(rest, "?");
+    if (at && query && at > query) {
         buf_put_str(out, HIDDEN);
-    buf_put(out, url.ptr + host, query - host);
-    if (query < url.len)
+        return;
+    }
+    if (at) {
+        buf_put_str(out, HIDDEN);
+        rest = str_skip(rest, (size_t)(at - rest.ptr));
+    }
+    struct str shown = query ? str_of(rest.ptr, (size_t)(query - rest.ptr)) : rest;
+    const char *path = hides_path ? find_in(shown, "/") : NULL;
+    buf_put(out, shown.ptr, path ? (size_t)(path - shown.ptr) : shown.len);
+    if (path)
+        buf_printf(out, "/%s", HIDDEN.ptr);
+    else if (query)
         buf_printf(out, "?%s", HIDDEN.ptr);
+}
+
+/* jdbc:postgresql is one too. */
+static bool is_scheme(struct str text)
+{
+    for (size_t i = 0; i < text.len; i++)
+        if (!isalnum((unsigned char)text.ptr[i]) && !strchr("+-.:", text.ptr[i]))
+            return false;
+    return text.len > 0;
 }
 
 void config_show_text(struct buf *out, struct str text, bool is_secret)
 {
-    const char *scheme = text.len ? memmem(text.ptr, text.len, "://", 3) : NULL;
-    if (scheme)
-        put_url(out, text, (size_t)(scheme - text.ptr) + 3);
-    else if (is_secret && text.len)
+    const char *end = find_in(text, "://");
+    struct str scheme = end ? str_of(text.ptr, (size_t)(end - text.ptr)) : STR_NONE;
+    if (is_scheme(scheme)) {
+        bool is_http = str_eq(scheme, STR("http")) || str_eq(scheme, STR("https"));
+        buf_put(out, text.ptr, scheme.len + 3);
+        put_after_scheme(out, str_skip(text, scheme.len + 3), is_secret && is_http);
+    } else if (is_secret && text.len) {
         buf_put_str(out, HIDDEN);
-    else
-        buf_put_str(out, str_utf8_cut(text, VALUE_BYTES_MAX));
+    } else {
+        config_show_message(out, str_utf8_cut(text, VALUE_BYTES_MAX));
+    }
 }
 
-void config_show_words(struct buf *out, struct str text)
+/* A password may hold spaces and quotes: what is between :// and the last @ before the next :// is hidden. */
+void config_show_message(struct buf *out, struct str text)
 {
-    while (text.len) {
-        size_t len = 0;
-        while (len < text.len && !strchr(" \n\"'", text.ptr[len]))
-            len++;
-        config_show_text(out, str_of(text.ptr, len), false);
-        if (len < text.len)
-            buf_put_char(out, text.ptr[len++]);
+    for (const char *scheme; (scheme = find_in(text, "://"));) {
+        size_t len = (size_t)(scheme - text.ptr) + 3;
+        buf_put(out, text.ptr, len);
         text = str_skip(text, len);
+        const char *next = find_in(text, "://"),
+                   *at = memrchr(text.ptr, '@', next ? (size_t)(next - text.ptr) : text.len);
+        size_t url = at ? (size_t)(at - text.ptr) : 0;
+        while (url < text.len && !strchr(" \n\"'", text.ptr[url]))
+            url++;
+        put_after_scheme(out, str_of(text.ptr, url), false);
+        text = str_skip(text, url);
     }
+    buf_put_str(out, text);
 }
 
 static void put_text(struct buf *out, struct str text, bool is_secret)

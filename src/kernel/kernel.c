@@ -264,7 +264,7 @@ static void note_refusal(struct kernel *kernel, struct str problems)
 {
     pthread_mutex_lock(&kernel->refused_lock);
     buf_clear(&kernel->refused);
-    config_show_words(&kernel->refused, problems);
+    config_show_message(&kernel->refused, problems);
     kernel->refused_us = clock_unix_us();
     pthread_mutex_unlock(&kernel->refused_lock);
 }

@@ -5,7 +5,7 @@ from lib.ops import READ, get
 from lib.refdata import pod, refdata_db  # noqa: F401
 from lib.wait import eventually
 
-SECRETS = ("s3cr3t-in-url", "s3cr3t-in-query", "s3cr3t-in-header", "s3cr3t-agent")
+SECRETS = ("s3cr3t-in-url", "s3cr3t-in-query", "s3cr3t-in-header", "s3cr3t-agent", "s3cr3t-in-path")
 
 
 def shown(client):
@@ -32,7 +32,7 @@ def test_every_setting_is_shown_with_its_value_default_and_line(serve, refdata_d
 
 def test_no_secret_is_in_it_wherever_the_file_has_one(serve, refdata_db, token):
     url = refdata_db.url.replace("postgresql://", "postgres://")
-    agents = [{"name": "far", "url": "http://user:s3cr3t-agent@127.0.0.1:1/x?token=s3cr3t-in-query", "keywords": ["x"]}]
+    agents = [{"name": "far", "url": "http://user:s3cr3t-agent@127.0.0.1:1/s3cr3t-in-path?token=s3cr3t-in-query", "keywords": ["x"]}]
     changes = {
         "refdata": {"postgres": {"jdbcUrl": "${SECRET_URL}", "username": None, "passwordFromEnv": None, "schema": None}},
         "traces": {"endpoint": "http://u:s3cr3t-in-url@127.0.0.1:1/v1/traces", "headers": ["Authorization: s3cr3t-in-header"]},
@@ -48,7 +48,7 @@ def test_no_secret_is_in_it_wherever_the_file_has_one(serve, refdata_db, token):
         assert secret not in text, secret
     assert settings["refdata.postgres[0].jdbcUrl"]["value"] == f"postgres://***@127.0.0.1:{refdata_db.server.port}/{refdata_db.name}?***"
     assert settings["traces.headers"]["value"] == ["***"]
-    assert settings["chat.agents[0].url"]["value"] == "http://***@127.0.0.1:1/x?***"
+    assert settings["chat.agents[0].url"]["value"] == "http://***@127.0.0.1:1/***"
 
 
 def test_a_reload_is_shown_and_one_that_is_refused_with_its_reason(serve, refdata_db, token):

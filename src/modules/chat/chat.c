@@ -32,7 +32,7 @@ static const struct setting_row agent_rows[] = {
     {"reply", SETTING_STRING, AGENT(reply), "Its answer; {content} stands for the message.", "", 0,
      REPLY_BYTES_MAX},
     {"url", SETTING_STRING, AGENT(url), "Or the http or https URL that returns its answer to a POST.", "", 0,
-     URL_BYTES_MAX, AGENT_PLACE(url_place)},
+     URL_BYTES_MAX, AGENT_PLACE(url_place), .secret = true},
     {"timeout", SETTING_DURATION_MS, AGENT(timeout_ms), "Longest wait for the URL.", "5s", 10, 20000},
     {.name = NULL},
 };

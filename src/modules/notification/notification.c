@@ -53,7 +53,7 @@ static const struct setting_row nats_rows[] = {
 
 static const struct setting_row webhook_rows[] = {
     {"url", SETTING_STRING, ROW(delivery.webhook.url), "Where notifications are POSTed; http or https.", "",
-     0, URL_BYTES_MAX, PLACE(delivery.webhook.url_place)},
+     0, URL_BYTES_MAX, PLACE(delivery.webhook.url_place), .secret = true},
     {"timeout", SETTING_DURATION_MS, ROW(delivery.webhook.timeout_ms), "Longest wait for the whole answer.",
      "10s", 10, HOUR_MS},
     {"connect-timeout", SETTING_DURATION_MS, ROW(delivery.webhook.connect_timeout_ms),
