@@ -15,6 +15,7 @@ class FaultyLine:
         self.bytes_to_cut_after = None  # of each answer, from the next connection on
         self.stalled = False  # what the server sends is not forwarded, and connections stay open
         self.connections = 0
+        self._cuts = 0
         self._open = set()
         self._loop = asyncio.new_event_loop()
         self._listening = threading.Event()
@@ -36,8 +37,9 @@ class FaultyLine:
         writer.transport.abort()
 
     def cut(self):
-        """All connections, in the middle of whatever they carry."""
+        """All connections, in the middle of whatever they carry; also those that are being made."""
         def everything():
+            self._cuts += 1
             for writer in list(self._open):
                 self._reset(writer)
         asyncio.run_coroutine_threadsafe(self._call(everything), self._loop).result(30)
@@ -75,9 +77,11 @@ class FaultyLine:
 
     async def _serve(self, reader, writer):
         self.connections += 1
-        there = None
+        there, cuts = None, self._cuts
         try:
             there = await asyncio.open_connection("127.0.0.1", self.target)
+            if cuts != self._cuts:
+                raise ConnectionError
             self._open |= {writer, there[1]}
             done, rest = await asyncio.wait({asyncio.ensure_future(self._requests(reader, there[1])),
                                              asyncio.ensure_future(self._answers(there[0], writer))},
