@@ -1,13 +1,13 @@
 /* The frame of an operator's commands: action, rows, databases, messages, exit status. */
 #include "app/admin.h"
 
-#include <ctype.h>
 #include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "app/terminal.h"
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/memory.h"
@@ -18,18 +18,9 @@ enum { LIST_MAX = 100, CHANGE_MAX = 100000, STATEMENT_MS = 60000 };
 const char *admin_text(struct admin *admin, const struct db_result *rows, size_t row, unsigned column,
                        const char *missing)
 {
-    if (db_result_is_null(rows, row, column))
-        return missing;
-    struct str found = db_result_str(rows, row, column);
-    char *text = arena_alloc(&admin->texts, found.len + 1), *end = text;
-    for (size_t i = 0; i < found.len; i++) {
-        unsigned char c = (unsigned char)found.ptr[i];
-        bool is_c1 = c == 0xc2 && i + 1 < found.len && (unsigned char)found.ptr[i + 1] < 0xa0; /* two bytes */
-        *end++ = iscntrl(c) || is_c1 ? ' ' : (char)c;
-        i += is_c1;
-    }
-    *end = '\0';
-    return text;
+    return db_result_is_null(rows, row, column)
+               ? missing
+               : terminal_text(db_result_str(rows, row, column), &admin->texts);
 }
 
 const char *admin_user(struct admin *admin)

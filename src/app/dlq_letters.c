@@ -1,9 +1,9 @@
 /* `freshet dlq` on topics and outboxes. A line is as those of notification: id=SOURCE/ID kind=… status=… tenant=… */
-#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "app/dlq.h"
+#include "app/terminal.h"
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -12,22 +12,9 @@
 
 enum { ENGINE_MS = 20000, PAYLOAD_MAX = 1 << 20 };
 
-/* ---- text for a terminal: control characters of senders are spaces ---- */
-
 static const char *clean(struct dlq_command *command, struct str text)
 {
-    if (!text.ptr)
-        return "-";
-    char *out = arena_alloc(&command->arena, text.len + 1), *end = out;
-    bool is_text = str_is_utf8(text);
-    for (size_t i = 0; i < text.len; i++) {
-        unsigned char c = (unsigned char)text.ptr[i];
-        bool is_c1 = c == 0xc2 && i + 1 < text.len && (unsigned char)text.ptr[i + 1] < 0xa0;
-        *end++ = iscntrl(c) || is_c1 ? ' ' : c >= 0x80 && !is_text ? '?' : (char)c;
-        i += is_c1;
-    }
-    *end = '\0';
-    return out;
+    return text.ptr ? terminal_text(text, &command->arena) : "-";
 }
 
 /* ---- lists ---- */

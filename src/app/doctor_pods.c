@@ -52,6 +52,8 @@ static bool next_sample(const struct doctor_place *place, const char *metric, si
             continue;
         const char *space = memrchr(line.ptr, ' ', line.len);
         char number[64];
+        if (!space)
+            continue; /* cut off */
         str_copy(number, sizeof number, str_of(space + 1, (size_t)(line.ptr + line.len - space - 1)));
         sample->value = strtod(number, NULL);
         bool has_labels = line.ptr[name.len] == '{' && space - line.ptr >= (ptrdiff_t)name.len + 2;

@@ -19,7 +19,9 @@ void terminal_put(struct buf *out, struct str text)
         unsigned char c = (unsigned char)text.ptr[0];
         bool is_control =
             c < 0x20 || c == 0x7f || (len == 2 && c == 0xc2 && (unsigned char)text.ptr[1] < 0xa0);
-        if (len == 0 || is_control || turns_text(str_of(text.ptr, len)))
+        if (c == '\n' || c == '\t' || c == '\r')
+            buf_put_char(out, ' ');
+        else if (len == 0 || is_control || turns_text(str_of(text.ptr, len)))
             buf_put_char(out, '?');
         else
             buf_put(out, text.ptr, len);

@@ -6,7 +6,8 @@
 #include "base/buf.h"
 #include "base/str.h"
 
-/* Control characters (C0, DEL, C1), bytes that are not UTF-8, and characters that change the direction of what follows become `?`. */
+/* Tabs and ends of lines become spaces; other control characters (C0, DEL, C1), bytes that are not UTF-8, and characters that change the
+ * direction of what follows become `?`. */
 void terminal_put(struct buf *out, struct str text);
 /* The same in the arena, ended by NUL. */
 const char *terminal_text(struct str text, struct arena *arena);
