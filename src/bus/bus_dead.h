@@ -41,8 +41,9 @@ enum status bus_dead_look(struct bus_dead *dead, const char *topic, const char *
                           struct error *error) MUST_CHECK;
 
 struct bus_dead_letter {
-    struct bus_message message; /* its payload is cut at payload_max */
-    size_t bytes;               /* of the whole payload */
+    struct bus_message
+        message;  /* its payload is cut at payload_max; without one, key and headers are cut too */
+    size_t bytes; /* of the whole payload */
 };
 struct bus_dead_query {
     const char *topic;
@@ -63,6 +64,10 @@ enum status bus_dead_read(struct bus_dead *dead, const struct bus_dead_query *qu
  * kept. */
 bool bus_dead_original(const struct bus_message *letter, struct str topic, struct arena *arena,
                        struct bus_message *message);
+/* On PostgreSQL: until the caller's transaction ends nothing else is published to the topic. A transaction that publishes more than once
+ * calls it first, since publishers take partitions in ascending order. Elsewhere it does nothing. */
+enum status bus_dead_lock(struct bus_dead *dead, struct str topic, int64_t deadline_ns,
+                          struct error *error) MUST_CHECK;
 /* Publishes messages of one topic in their order; each goes to the partition of its key. On PostgreSQL it is part of the caller's
  * transaction; elsewhere they are stored when it returns, and after a failure some of them may be. */
 enum status bus_dead_publish(struct bus_dead *dead, struct bus_message *messages, size_t count,

@@ -3,6 +3,12 @@
 
 #define DEAD_PREFIX "dlq-"
 
+enum {
+    LISTED_TEXT_MAX = 1024,   /* of a key or header in a list without payloads */
+    LISTED_BYTES_MAX = 8192,  /* of all headers there; those about its death are kept past it */
+    LISTED_HEADERS_MAX = 256, /* of these */
+};
+
 const char *bus_dead_engine(const struct bus_dead *dead)
 {
     return dead->driver->engine;
@@ -36,6 +42,11 @@ enum status bus_dead_read(struct bus_dead *dead, const struct bus_dead_query *qu
     return status;
 }
 
+enum status bus_dead_lock(struct bus_dead *dead, struct str topic, int64_t deadline_ns, struct error *error)
+{
+    return dead->driver->lock ? dead->driver->lock(dead, topic, deadline_ns, error) : STATUS_OK;
+}
+
 enum status bus_dead_publish(struct bus_dead *dead, struct bus_message *messages, size_t count,
                              int64_t deadline_ns, struct error *error)
 {
@@ -49,6 +60,29 @@ void bus_dead_wake(struct bus_dead *dead, struct str topic, int64_t deadline_ns)
 }
 
 /* ---- for drivers ---- */
+
+/* For a list: a sender's long keys and headers are cut, many are left out. */
+static struct bus_message copy_listed(const struct bus_message *from, struct arena *arena)
+{
+    unsigned most = from->header_count < LISTED_HEADERS_MAX ? from->header_count : LISTED_HEADERS_MAX;
+    struct bus_message copy = *from;
+    struct bus_header *headers = arena_alloc(arena, (most + 1) * sizeof *headers);
+    size_t bytes = 0;
+    copy.headers = headers;
+    copy.header_count = 0;
+    for (unsigned i = 0; i < from->header_count && copy.header_count < most; i++) {
+        struct str name = str_utf8_cut(from->headers[i].name, LISTED_TEXT_MAX),
+                   value = str_utf8_cut(from->headers[i].value, LISTED_TEXT_MAX);
+        if (bytes + name.len + value.len > LISTED_BYTES_MAX && !str_starts_with(name, STR(DEAD_PREFIX)))
+            continue;
+        bytes += name.len + value.len;
+        headers[copy.header_count++] = (struct bus_header){arena_str(arena, name), arena_str(arena, value)};
+    }
+    if (from->key.ptr)
+        copy.key = arena_str(arena, str_utf8_cut(from->key, LISTED_TEXT_MAX));
+    copy.payload = STR("");
+    return copy;
+}
 
 static struct bus_message copy_message(const struct bus_message *from, size_t payload_max,
                                        struct arena *arena)
@@ -77,7 +111,8 @@ bool bus_dead_list_add(struct bus_dead_list *list, const struct bus_message *mes
         list->capacity = capacity;
     }
     struct bus_dead_letter *letter = &list->letters[list->count++];
-    letter->message = copy_message(message, list->query->payload_max, list->arena);
+    letter->message = list->query->payload_max ? copy_message(message, list->query->payload_max, list->arena)
+                                               : copy_listed(message, list->arena);
     letter->bytes = bytes;
     list->bytes += letter->message.payload.len;
     return list->bytes < list->query->bytes_max;

@@ -25,6 +25,8 @@ struct bus_dead_driver {
                         int64_t deadline_ns, struct error *error);
     enum status (*publish)(struct bus_dead *dead, struct bus_message *messages, size_t count,
                            int64_t deadline_ns, struct error *error);
+    /* NULL: there is nothing to lock */
+    enum status (*lock)(struct bus_dead *dead, struct str topic, int64_t deadline_ns, struct error *error);
     void (*wake)(struct bus_dead *dead, struct str topic, int64_t deadline_ns); /* NULL: the engine does */
     void (*close)(struct bus_dead *dead);
 };

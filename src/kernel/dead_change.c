@@ -1,5 +1,9 @@
 /* Decisions about dead letters. The row of a decision is written before its message is published and committed after it: a second operator
  * waits for the row and finds it decided, and a crash in between leaves no row. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
 #include "base/failpoint.h"
 #include "kernel/dead_letters.h"
 
@@ -17,12 +21,20 @@ static const struct db_statement decide_sql =
                  "     AS u (partition, message_offset, letter_us) ORDER BY 3, 4, 5"
                  " ON CONFLICT DO NOTHING RETURNING partition, message_offset");
 
-/* Decisions about letters that are long gone. $1 rows at most, $2 the age of their letters in ms. */
-static const struct db_statement expire_sql =
-    DB_STATEMENT("DELETE FROM platform.dead_letter_decision WHERE ctid = ANY (ARRAY("
-                 "    SELECT ctid FROM platform.dead_letter_decision"
-                 "    WHERE letter_us < (extract(epoch FROM now()) * 1000000)::bigint - 1000 * $2"
-                 "    ORDER BY letter_us LIMIT $1 FOR UPDATE SKIP LOCKED))");
+/* Decisions about letters that are long gone. $1 rows at most, $2 the age of their letters in ms. Only PostgreSQL's retention is known. */
+static const struct db_statement expire_sql = DB_STATEMENT(
+    "DELETE FROM platform.dead_letter_decision WHERE ctid = ANY (ARRAY("
+    "    SELECT ctid FROM platform.dead_letter_decision"
+    "    WHERE letter_us < (extract(epoch FROM now()) * 1000000)::bigint - 1000 * $2 AND engine = 'postgres'"
+    "    ORDER BY letter_us LIMIT $1 FOR UPDATE SKIP LOCKED))");
+
+/* Of another engine: those before its oldest letters. $1 rows at most, $2 engine, $3 topic; $4, $5: partition, first offset. */
+static const struct db_statement expire_passed_sql = DB_STATEMENT(
+    "DELETE FROM platform.dead_letter_decision WHERE ctid = ANY (ARRAY("
+    "    SELECT d.ctid FROM unnest($4::text[]::int[], $5::text[]::bigint[]) AS u (partition, first)"
+    "    JOIN platform.dead_letter_decision d ON d.engine = $2 AND d.topic = $3"
+    "        AND d.partition = u.partition AND d.message_offset < u.first"
+    "    LIMIT $1 FOR UPDATE OF d SKIP LOCKED))");
 
 /* Decides about items[0 .. count); those that this call has decided are moved to the front. */
 static enum status decide(struct dead_change *change, struct dead_item *items, size_t count, size_t *decided,
@@ -87,10 +99,25 @@ static enum status publish(struct dead_change *change, const struct dead_item *i
     return status;
 }
 
+static int by_place(const void *x, const void *y)
+{
+    const struct bus_message *a = ((const struct dead_item *)x)->letter,
+                             *b = ((const struct dead_item *)y)->letter;
+    if (a->partition != b->partition)
+        return a->partition < b->partition ? -1 : 1;
+    return (a->offset > b->offset) - (a->offset < b->offset);
+}
+
+/* In batches by bytes. The partitions are locked before the first decision and decisions are made in the order of places, so that neither
+ * publishers nor other operators wait for this transaction in a circle. */
 static enum status requeue(struct dead_change *change, struct dead_item *items, size_t count,
                            struct error *error)
 {
+    const struct dead_place *place = &change->place;
     enum status status = STATUS_OK;
+    if (count > 0)
+        status = bus_dead_lock(place->dead, str_from(place->topic->topic), place->deadline_ns, error);
+    qsort(items, count, sizeof *items, by_place);
     for (size_t begin = 0; begin < count && status == STATUS_OK;) {
         size_t end = begin, bytes = 0, decided = 0;
         while (end < count && end - begin < BATCH_MAX && bytes < BATCH_BYTES_MAX)
@@ -115,49 +142,96 @@ static size_t drop_without_content(struct dead_change *change, struct dead_item 
         if (has_content)
             items[kept++] = items[i];
     }
-    change->without_content = (int64_t)(count - kept);
+    change->without_content += (int64_t)(count - kept);
     return kept;
 }
 
-static enum status choose(struct dead_change *change, struct dead_item **items, size_t *count,
-                          struct error *error)
+/* Letters that do not fit, or cannot be requeued, do not hide those behind them: it goes on until some are found, or half of the time is over. */
+static enum status choose_by_filter(struct dead_change *change, struct arena *scanned,
+                                    struct dead_item **items, size_t *count, struct error *error)
 {
-    change->filter.state = DEAD_OPEN;
-    if (change->ids)
-        return kernel_dead_get(&change->place, &change->filter, change->ids, change->id_count, 0,
-                               change->arena, items, count, error);
+    int64_t now_ns = clock_mono_ns();
     struct dead_scan scan = {.place = change->place,
                              .filter = change->filter,
                              .is_oldest_first = true,
                              .limit = DEAD_CHANGE_MAX,
-                             .until_ns = change->place.deadline_ns,
-                             .arena = change->arena};
-    enum status status = kernel_dead_scan(&scan, error);
-    *items = scan.items;
-    *count = scan.count;
+                             .until_ns = now_ns + (change->place.deadline_ns - now_ns) / 2,
+                             .arena = scanned};
+    enum status status;
+    do {
+        struct dead_position *positions =
+            arena_alloc(change->arena, (scan.position_count + 1) * sizeof *positions);
+        if (scan.positions) {
+            memcpy(positions, scan.positions, scan.position_count * sizeof *positions);
+            scan.positions = positions;
+            arena_reset(scanned);
+        }
+        status = kernel_dead_scan(&scan, error);
+        *items = scan.items;
+        *count = status == STATUS_OK ? scan.count : 0;
+        change->matched += (int64_t)*count;
+        if (change->requeues)
+            *count = drop_without_content(change, *items, *count);
+    } while (status == STATUS_OK && *count == 0 && !scan.is_complete && clock_mono_ns() < scan.until_ns);
     change->has_more = !scan.is_complete;
+    return status;
+}
+
+static enum status choose(struct dead_change *change, struct arena *scanned, struct dead_item **items,
+                          size_t *count, struct error *error)
+{
+    change->filter.state = DEAD_OPEN;
+    if (!change->ids)
+        return choose_by_filter(change, scanned, items, count, error);
+    enum status status = kernel_dead_get(&change->place, &change->filter, change->ids, change->id_count, 0,
+                                         change->arena, items, count, error);
+    change->matched = (int64_t)*count;
+    if (status == STATUS_OK && change->requeues)
+        *count = drop_without_content(change, *items, *count);
+    return status;
+}
+
+static enum status expire(const struct dead_change *change, struct error *error)
+{
+    const struct dead_place *place = &change->place;
+    const char *engine = bus_dead_engine(place->dead);
+    if (strcmp(engine, "postgres") == 0)
+        return db_exec(place->conn, &expire_sql,
+                       DB_PARAMS(db_i64(EXPIRED_MAX), db_i64(2 * change->keep_ms + MONTH_MS)),
+                       place->deadline_ns, NULL, error);
+    struct bus_dead_range *ranges;
+    struct buf partitions = {0}, firsts = {0};
+    size_t count = 0;
+    enum status status = bus_dead_look(place->dead, place->name, place->topic->group, change->arena, &ranges,
+                                       &count, place->deadline_ns, error);
+    for (size_t i = 0; i < count; i++) {
+        db_array_put_i64(&partitions, ranges[i].partition);
+        db_array_put_i64(&firsts, ranges[i].first);
+    }
+    if (status == STATUS_OK)
+        status =
+            db_exec(place->conn, &expire_passed_sql,
+                    DB_PARAMS(db_i64(EXPIRED_MAX), db_cstr(engine), db_cstr(place->name),
+                              db_text_array(db_array_end(&partitions)), db_text_array(db_array_end(&firsts))),
+                    place->deadline_ns, NULL, error);
+    buf_deinit(&partitions), buf_deinit(&firsts);
     return status;
 }
 
 enum status kernel_dead_change(struct dead_change *change, struct error *error)
 {
+    struct arena scanned = ARENA(65536);
     struct dead_item *items = NULL;
     size_t count = 0, decided = 0;
-    enum status status = choose(change, &items, &count, error);
-    change->matched = (int64_t)count;
-    if (status == STATUS_OK && change->requeues)
-        count = drop_without_content(change, items, count);
-    if (status != STATUS_OK || change->is_dry_run)
-        return status;
-    if (change->requeues) {
+    enum status status = choose(change, &scanned, &items, &count, error);
+    if (status == STATUS_OK && !change->is_dry_run && change->requeues) {
         status = requeue(change, items, count, error);
-    } else {
+    } else if (status == STATUS_OK && !change->is_dry_run) {
         status = decide(change, items, count, &decided, error);
         change->changed = (int64_t)decided;
     }
-    if (status == STATUS_OK)
-        status = db_exec(change->place.conn, &expire_sql,
-                         DB_PARAMS(db_i64(EXPIRED_MAX), db_i64(2 * change->keep_ms + MONTH_MS)),
-                         change->place.deadline_ns, NULL, error);
+    if (status == STATUS_OK && !change->is_dry_run)
+        status = expire(change, error);
+    arena_deinit(&scanned);
     return status;
 }

@@ -117,7 +117,7 @@ struct dead_change {
     struct dead_filter filter; /* of ids: the tenant only */
     struct str who, why;
     int64_t
-        keep_ms; /* of dead letters: decisions are kept twice as long and a month more, since engines delete letters late */
+        keep_ms; /* of dead letters on PostgreSQL: decisions are kept twice as long and a month more; those of other engines as long as the letters */
     struct arena *arena;
     int64_t matched, changed;
     int64_t without_content; /* of a requeue: matched, but their content was not kept */

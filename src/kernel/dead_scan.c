@@ -3,7 +3,12 @@
 #include "base/clock.h"
 #include "kernel/dead_inside.h"
 
-enum { AHEAD_MIN = 8, AHEAD_MAX = 256, SCAN_MAX = 20000 /* letters that are read for one page */ };
+enum {
+    AHEAD_MIN = 8,
+    AHEAD_MAX = 256,  /* letters of a lane that are read at once */
+    READ_MAX = 4096,  /* the same of all lanes */
+    SCAN_MAX = 20000, /* letters that are read for one page */
+};
 
 /* ---- lanes ---- */
 
@@ -21,8 +26,9 @@ struct lane {
 struct merge {
     struct dead_scan *scan;
     struct lane *lanes;
-    size_t count, read, width; /* lanes; letters read so far; to read of a lane at once */
-    bool skips;                /* there are decisions */
+    size_t count, read;      /* lanes; letters read so far */
+    size_t width, width_max; /* letters to read of a lane at once */
+    bool skips;              /* there are decisions */
 };
 
 static bool lane_is_over(const struct merge *merge, const struct lane *lane)
@@ -65,7 +71,7 @@ static enum status skip_decided(struct merge *merge, struct error *error)
     bool is_up = merge->scan->is_oldest_first;
     struct dead_triples triples = {.partitions = {0}};
     struct db_result *rows = NULL;
-    struct lane *needing[BUS_PARTITIONS_MAX];
+    struct lane **needing = arena_alloc(merge->scan->arena, (merge->count + 1) * sizeof(struct lane *));
     size_t count = 0;
     for (struct lane *lane = merge->lanes; lane < merge->lanes + merge->count; lane++)
         if (lane->begin == lane->end && !lane_is_over(merge, lane)) {
@@ -121,7 +127,7 @@ static enum status read_ahead(struct merge *merge, struct error *error)
             lane->shown = lane->at;
         merge->read += (size_t)(spans[i].next - spans[i].first);
     }
-    merge->width = merge->width * 2 < AHEAD_MAX ? merge->width * 2 : AHEAD_MAX;
+    merge->width = merge->width * 2 < merge->width_max ? merge->width * 2 : merge->width_max;
     return status;
 }
 
@@ -247,7 +253,8 @@ enum status kernel_dead_scan(struct dead_scan *scan, struct error *error)
     scan->count = 0;
     enum status status = open_lanes(&merge, error);
     size_t share = merge.count ? 2 * scan->limit / merge.count + 1 : 0;
-    merge.width = share < AHEAD_MIN ? AHEAD_MIN : share > AHEAD_MAX ? AHEAD_MAX : share;
+    merge.width_max = merge.count > READ_MAX / AHEAD_MAX ? READ_MAX / merge.count : AHEAD_MAX;
+    merge.width = share < AHEAD_MIN ? AHEAD_MIN : share > merge.width_max ? merge.width_max : share;
     while (status == STATUS_OK && scan->count < scan->limit) {
         if (needs_reading(&merge)) {
             if (merge.read >= SCAN_MAX || (merge.read > 0 && clock_mono_ns() >= scan->until_ns))

@@ -32,6 +32,9 @@ static const struct db_statement read_sql = DB_STATEMENT_BINARY(
              " ORDER BY s.at, m.message_offset");
 enum { PARTITION = 5, BYTES };
 
+static const struct db_statement lock_sql =
+    DB_STATEMENT("SELECT FROM platform.bus_partition WHERE topic = $1 ORDER BY partition FOR NO KEY UPDATE");
+
 static const struct db_statement partitions_sql =
     DB_STATEMENT("SELECT count(*) FROM platform.bus_partition WHERE topic = $1");
 
@@ -91,6 +94,13 @@ static enum status postgres_read(struct bus_dead *dead, const struct bus_dead_qu
     return status;
 }
 
+static enum status postgres_lock(struct bus_dead *dead, struct str topic, int64_t deadline_ns,
+                                 struct error *error)
+{
+    return db_exec(((struct postgres_dead *)dead)->conn, &lock_sql, DB_PARAMS(db_text(topic)), deadline_ns,
+                   NULL, error);
+}
+
 static void add_append(struct db_conn *conn, const struct bus_message *message, unsigned partition)
 {
     struct buf headers = {0};
@@ -142,6 +152,7 @@ static void postgres_close(struct bus_dead *dead)
 static const struct bus_dead_driver driver = {.engine = "postgres",
                                               .look = postgres_look,
                                               .read = postgres_read,
+                                              .lock = postgres_lock,
                                               .publish = postgres_publish,
                                               .wake = postgres_wake,
                                               .close = postgres_close};

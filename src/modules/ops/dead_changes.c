@@ -125,6 +125,7 @@ static enum status change_table(struct ops_change *change, struct db_conn *conn,
         work->source.table->change(conn, work->requeues, change->is_dry_run, &work->choice, change->who,
                                    change->reason, deadline_ns, &change->matched, error);
     change->changed = change->matched;
+    change->has_more = change->matched >= TABLE_ROWS_MAX;
     return status;
 }
 
@@ -143,22 +144,23 @@ static enum status change_outbox(struct ops_change *change, struct db_conn *conn
     enum status status = (change->is_dry_run ? outbox_change_count : outbox_change)(
         conn, work->source.outbox, kind, &selection, deadline_ns, &change->matched, error);
     change->changed = change->matched;
+    change->has_more = change->matched >= TABLE_ROWS_MAX;
     return status;
 }
 
 /* ---- the request ---- */
 
-/* Kafka's decisions are in one database, whichever is named. */
-static void name_database(struct dead_work *work, struct ops_change *change)
+/* Kafka's decisions are in one database: it need not be named, and no other may be. */
+static enum status name_database(struct dead_work *work, struct ops_change *change, struct error *error)
 {
     struct ops_sites *sites = ops_sites_hold(work->ops);
     struct ops_ask *asks = arena_zalloc(work->arena, (sites->count + 1) * sizeof *asks);
-    struct error error;
     size_t count = 0;
-    if (!change->database.ptr &&
-        ops_dead_asks(sites, &work->source, STR_NONE, asks, &count, &error) == STATUS_OK && count == 1)
+    enum status status = ops_dead_asks(sites, &work->source, change->database, asks, &count, error);
+    if (status == STATUS_OK && count == 1)
         change->database = arena_str(work->arena, str_from(asks[0].site->name));
     ops_sites_unref(sites);
+    return status;
 }
 
 static void change_letters(struct http_request *request, bool requeues)
@@ -180,14 +182,13 @@ static void change_letters(struct http_request *request, bool requeues)
     change.run = work.source.kind == DEAD_OF_TOPIC   ? change_topic
                  : work.source.kind == DEAD_OF_TABLE ? change_table
                                                      : change_outbox;
-    if (work.source.kind == DEAD_OF_TOPIC)
-        change.timeout_ms = CHANGE_MS;
-    if (status == STATUS_OK) {
-        name_database(&work, &change);
+    change.timeout_ms = CHANGE_MS;
+    if (status == STATUS_OK)
+        status = name_database(&work, &change, &error);
+    if (status == STATUS_OK)
         ops_send_change(request, &change, ops_dead_place(&work.source));
-    } else {
+    else
         http_send_error(request, &error);
-    }
     buf_deinit(&work.ids_text);
 }
 

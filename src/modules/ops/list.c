@@ -38,6 +38,7 @@ static void ask_parts(struct page *page)
     const struct ops_request *wanted = &page->wanted;
     for (size_t i = 0; i < page->count; i++) {
         struct page_part *part = &page->parts[i];
+        part->count = part->next = 0; /* it may not be asked: no connection */
         part->question = wanted->question;
         part->question.limit = (int64_t)page->left + 1;
         part->question.includes_after =

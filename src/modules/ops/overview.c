@@ -36,12 +36,26 @@ static const struct db_statement updates_sql = DB_STATEMENT(
     "        (select count(*) = 20000 and min(created_at) > clock_timestamp() - interval '1 hour' from recent)::int");
 enum { PENDING, PENDING_MORE, OLDEST_AGE, FAILED, FAILED_MORE };
 
-/* Of PostgreSQL's bus: topics that end in .dlq; the most that a group has not handled of a topic. */
+/* Letters of PostgreSQL's topics that are open: of all tenants what the partitions have less what is decided; of one tenant among the newest
+ * 20,000 of each partition. And the most that a group has not handled of a topic. */
 static const struct db_statement bus_sql = DB_STATEMENT(
-    "select (select count(*) from (select from platform.bus_partition p"
-    "          join platform.bus_message m on m.topic = p.topic and m.partition = p.partition"
-    "         where p.topic like '%.dlq' and ($1::text is null or m.headers[array_position(m.headers, 'tenant_id') + 1] = $1"
-    "               or substring(m.key for octet_length($1) + 1) = convert_to($1 || ':', 'UTF8')) limit 10001) d),"
+    "with dead as materialized ("
+    "  select p.topic, p.partition, p.next_offset, o.message_offset as first, o.letter_us from platform.bus_partition p"
+    "   cross join lateral (select m.message_offset, (extract(epoch from m.created_at) * 1000000)::bigint as letter_us"
+    "       from platform.bus_message m where m.topic = p.topic and m.partition = p.partition"
+    "      order by m.message_offset limit 1) o"
+    "   where p.topic like '%.dlq')"
+    " select case when $1::text is null then"
+    "         (select coalesce(sum(dead.next_offset - dead.first - (select count(*) from platform.dead_letter_decision d"
+    "             where d.engine = 'postgres' and d.topic = dead.topic and d.partition = dead.partition"
+    "               and d.message_offset >= dead.first and d.letter_us >= dead.letter_us)), 0)::bigint from dead)"
+    "       else (select count(*) from (select from dead cross join lateral (select * from platform.bus_message m"
+    "           where m.topic = dead.topic and m.partition = dead.partition order by m.message_offset desc limit 20000) m"
+    "         where (m.headers[array_position(m.headers, 'tenant_id') + 1] = $1"
+    "                or substring(m.key for octet_length($1) + 1) = convert_to($1 || ':', 'UTF8'))"
+    "           and not exists (select from platform.dead_letter_decision d where d.engine = 'postgres' and d.topic = m.topic"
+    "                and d.partition = m.partition and d.message_offset = m.message_offset and d.letter_us >= dead.letter_us)"
+    "         limit 10001) n) end,"
     "       (select coalesce(max(g.lag), 0) from (select sum(p.next_offset - c.position)::bigint as lag from platform.bus_cursor c"
     "          join platform.bus_partition p on p.topic = c.topic and p.partition = c.partition group by c.group_name, c.topic) g)");
 enum { DEAD, LAG };
