@@ -5,7 +5,7 @@
 
 #include "base/json.h"
 
-static enum status refuse(struct error *error, struct str name, const char *why)
+static enum status refuse_text(struct error *error, struct str name, const char *why)
 {
     char field[sizeof error->field];
     str_copy(field, sizeof field, name);
@@ -31,9 +31,9 @@ static enum status read_text(const struct json_text *row, const struct json_valu
     size_t chars = 0;
     *text = STR_NONE;
     if (value->raw.len == 0 || (row->is_optional && value->type == JSON_NULL))
-        return row->is_optional || row->is_reserved ? STATUS_OK : refuse(error, name, "is missing");
+        return row->is_optional || row->is_reserved ? STATUS_OK : refuse_text(error, name, "is missing");
     if (value->type != JSON_STRING)
-        return refuse(error, name, "must be a string");
+        return refuse_text(error, name, "must be a string");
     *text = json_str_decode(value->raw, arena);
     for (size_t i = 0; i < text->len; i++)
         chars += ((unsigned char)text->ptr[i] & 0xC0) != 0x80;
@@ -41,7 +41,7 @@ static enum status read_text(const struct json_text *row, const struct json_valu
         return error_set_field(error, STATUS_BAD_REQUEST, row->name, "%s must be %u to %u characters long",
                                row->name, row->chars_min, row->chars_max);
     if (row->is_plain && text->len > 0 && !is_plain(*text))
-        return refuse(error, name, "must not be blank or hold control characters");
+        return refuse_text(error, name, "must not be blank or hold control characters");
     return STATUS_OK;
 }
 
@@ -55,23 +55,23 @@ static enum status sort_members(const struct json_value *object, const struct js
     struct str raw;
 
     if (json_find_duplicate(object, arena, &raw))
-        return refuse(error, raw, "comes more than once");
+        return refuse_text(error, raw, "comes more than once");
     json_iter_init(&it, object);
     while (json_iter_next(&it, &raw, &value)) {
         size_t at = 0;
         while (rows[at].name && !json_str_eq(raw, str_from(rows[at].name)))
             at++;
         if (json_has_nul_escape(raw) || json_has_nul_escape(value.raw))
-            return refuse(error, json_has_nul_escape(raw) ? STR("a name") : json_str_decode(raw, arena),
-                          "must not hold \\u0000");
+            return refuse_text(error, json_has_nul_escape(raw) ? STR("a name") : json_str_decode(raw, arena),
+                               "must not hold \\u0000");
         if (rows[at].is_reserved)
-            return refuse(error, str_from(rows[at].name), "is given by the server");
+            return refuse_text(error, str_from(rows[at].name), "is given by the server");
         if (rows[at].name) {
             values[at] = value;
             continue;
         }
         if (!others)
-            return refuse(error, json_str_decode(raw, arena), "there is no such member");
+            return refuse_text(error, json_str_decode(raw, arena), "there is no such member");
         buf_put_char(others, ',');
         buf_put_str(others, raw);
         buf_put_char(others, ':');

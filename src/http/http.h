@@ -54,8 +54,8 @@ enum http_errors {
     HTTP_ERRORS_DETAIL, /* {"detail","error_code", …} as seed 002 */
 };
 
-/* May its answers be compressed? Never by default: the length of an answer that holds a secret beside text of somebody else's
- * choice tells about the secret, once both are compressed together (BREACH). */
+/* Whether answers are compressed. Not by default: where an answer holds a secret and text that another client chooses, its compressed
+ * length depends on both and reveals the secret (BREACH). */
 enum http_gzip {
     HTTP_GZIP_NEVER,
     HTTP_GZIP_READY, /* the handler has the compressed bytes: http_send_fixed(), http_request_takes_gzip() */

@@ -57,7 +57,7 @@ static enum auth_answer ask(struct kernel *kernel, struct http_request *request,
     return answer;
 }
 
-static enum http_step refuse(struct http_request *request, const struct error *error)
+static enum http_step refuse_request(struct http_request *request, const struct error *error)
 {
     char challenge[AUTH_CHALLENGE_BYTES], line[AUTH_CHALLENGE_BYTES + 32] = "";
     if (error->status == STATUS_UNAUTHENTICATED) {
@@ -95,7 +95,7 @@ static void on_verified(void *context)
     case AUTH_VERIFY: /* rare: the keys were replaced meanwhile, or more tokens came at once than are remembered */
         verify(check.kernel, request, check.tries + 1);
         return;
-    case AUTH_DENIED: refuse(request, &error); return;
+    case AUTH_DENIED: refuse_request(request, &error); return;
     }
 }
 
@@ -105,7 +105,7 @@ static enum http_step verify(struct kernel *kernel, struct http_request *request
     struct error error;
     if (tries == VERIFY_TRIES) {
         error_set(&error, STATUS_OVERLOADED, "too many new tokens at once");
-        return refuse(request, &error);
+        return refuse_request(request, &error);
     }
     struct parked_check *check = memory_alloc(sizeof *check);
     *check = (struct parked_check){.kernel = kernel, .tries = tries};
@@ -120,7 +120,7 @@ static enum http_step verify(struct kernel *kernel, struct http_request *request
     http_request_unpark(check->ref);
     free(check);
     error_set(&error, STATUS_OVERLOADED, "too many new tokens at once");
-    return refuse(request, &error);
+    return refuse_request(request, &error);
 }
 
 enum http_step kernel_gate(struct http_request *request, void *context)
@@ -134,7 +134,7 @@ enum http_step kernel_gate(struct http_request *request, void *context)
     case AUTH_VERIFY: return verify(kernel, request, 0);
     case AUTH_DENIED: break;
     }
-    return refuse(request, &error);
+    return refuse_request(request, &error);
 }
 
 uint64_t kernel_share_of(const struct http_request *request)

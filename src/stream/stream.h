@@ -97,6 +97,15 @@ size_t stream_topic_bytes(const struct stream_topic *topic);                /* t
 /* Subscribers get what was published, then their streams end. The topic is no longer the caller's. */
 void stream_topic_close(struct stream_topic *topic);
 
+/* What a process reports of one stream in its own row (kernel/pods.c): the sum of its topics, one of each format. */
+struct stream_report {
+    struct str kind, tenant, name;
+    size_t readers, bytes;
+    int64_t position;
+};
+void stream_report_add(struct stream_report *report, const struct stream_topic *topic); /* NULL: nothing */
+void stream_report_put(const struct stream_report *report, struct buf *out); /* as an object of an array */
+
 /* A new subscriber: a request parked as `ref`, on any loop. */
 struct stream_entry {
     struct loop_park_ref ref;

@@ -7,6 +7,7 @@
 
 #include "base/budget.h"
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/memory.h"
 #include "stream/stream_inside.h"
 
@@ -91,6 +92,27 @@ int64_t stream_topic_position(const struct stream_topic *topic)
 size_t stream_topic_bytes(const struct stream_topic *topic)
 {
     return topic->kept_bytes;
+}
+
+void stream_report_add(struct stream_report *report, const struct stream_topic *topic)
+{
+    if (!topic)
+        return;
+    report->readers += stream_topic_count(topic);
+    report->bytes += stream_topic_bytes(topic);
+    report->position = stream_topic_position(topic);
+}
+
+void stream_report_put(const struct stream_report *report, struct buf *out)
+{
+    buf_put_str(out, out->data[out->end - 1] == '[' ? STR("{") : STR(",{"));
+    json_put_member_str(out, "kind", report->kind);
+    json_put_member_str(out, "tenant_id", report->tenant);
+    json_put_member_str(out, "name", report->name);
+    json_put_member_i64(out, "readers", (int64_t)report->readers);
+    json_put_member_i64(out, "position", report->position);
+    json_put_member_i64(out, "bytes", (int64_t)report->bytes);
+    buf_put_char(out, '}');
 }
 
 size_t stream_topic_count(const struct stream_topic *topic)

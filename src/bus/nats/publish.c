@@ -118,7 +118,7 @@ static enum status classify_refusal(const jsPubAckErr *refusal)
     }
 }
 
-static void refuse(struct nats_publication *publication, enum status status, const char *text)
+static void refuse_publication(struct nats_publication *publication, enum status status, const char *text)
 {
     if (publication->status == STATUS_OK)
         publication->status = status;
@@ -153,8 +153,8 @@ void bus_nats_on_ack(jsCtx *js, natsMsg *message, jsPubAck *ack, jsPubAckErr *re
             publication->acked++;
             entry->message->offset = (int64_t)ack->Sequence;
         } else if (refusal) {
-            refuse(publication, classify_refusal(refusal),
-                   refusal->ErrText ? refusal->ErrText : natsStatus_GetText(refusal->Err));
+            refuse_publication(publication, classify_refusal(refusal),
+                               refusal->ErrText ? refusal->ErrText : natsStatus_GetText(refusal->Err));
             if (refusal->Err == NATS_NO_RESPONDERS) { /* the stream does not exist, or has no leader */
                 nats->needs_check = true;
                 bus_nats_wake(nats);
@@ -196,7 +196,7 @@ static bool send_entry(struct nats_publication *publication, struct entry *entry
     entry->sent = NULL;
     publication->in_flight--;
     if (status == NATS_MAX_PAYLOAD)
-        refuse(publication, STATUS_PAYLOAD_TOO_LARGE, "a message is over the server's limit");
+        refuse_publication(publication, STATUS_PAYLOAD_TOO_LARGE, "a message is over the server's limit");
     natsMsg_Destroy(out);
     return false;
 }

@@ -230,21 +230,6 @@ static void on_room_read(struct worker_job *job)
     room_unref(room);
 }
 
-struct delivered {
-    struct delivered *next;
-    struct chat_key key;
-    int64_t sequence;
-    struct str line;
-};
-
-struct chat_delivery {
-    struct loop_message message;
-    struct chat_rooms *rooms;
-    struct arena arena;
-    struct delivered *first, **last;
-    bool is_gap; /* events may be missing in any room */
-};
-
 static void room_announce(struct chat_room *room, int64_t sequence)
 {
     if (sequence > room->announced)
@@ -252,66 +237,32 @@ static void room_announce(struct chat_room *room, int64_t sequence)
     room_catch_up(room);
 }
 
-static void on_delivery(struct loop *loop, struct loop_message *message)
+void chat_rooms_event(struct chat_rooms *rooms, const struct chat_key *key, int64_t sequence, struct str line)
 {
-    (void)loop;
-    struct chat_delivery *delivery = (struct chat_delivery *)message;
-    struct chat_rooms *rooms = delivery->rooms;
-    for (const struct delivered *event = delivery->first; event; event = event->next) {
-        struct chat_room *room = room_find(rooms, &event->key);
-        if (room && room->state != ROOM_OPENING && event->sequence == room->position + 1)
-            room_publish(room, event->sequence, event->line);
-        else if (room && is_replaced(room, event->sequence, event->line))
-            room_close_replaced(room);
-        else if (room)
-            room_announce(room, event->sequence);
-    }
+    struct chat_room *room = room_find(rooms, key);
+    if (room && room->state != ROOM_OPENING && sequence == room->position + 1)
+        room_publish(room, sequence, line);
+    else if (room && is_replaced(room, sequence, line))
+        room_close_replaced(room);
+    else if (room)
+        room_announce(room, sequence);
+}
+
+void chat_rooms_catch_up(struct chat_rooms *rooms)
+{
     struct map_node *node;
-    if (delivery->is_gap)
-        MAP_EACH(node, &rooms->map)
-            room_announce(CONTAINER_OF(node, struct chat_room, node), INT64_MAX);
-    arena_deinit(&delivery->arena);
-    free(delivery);
+    MAP_EACH(node, &rooms->map)
+        room_announce(CONTAINER_OF(node, struct chat_room, node), INT64_MAX);
 }
 
-struct chat_delivery *chat_delivery_create(struct chat_rooms *rooms)
+bool chat_rooms_are_empty(const struct chat_rooms *rooms)
 {
-    if (atomic_load(&rooms->count) == 0)
-        return NULL;
-    struct chat_delivery *delivery = memory_zalloc(sizeof *delivery);
-    delivery->message.on_message = on_delivery;
-    delivery->rooms = rooms;
-    delivery->last = &delivery->first;
-    delivery->arena = ARENA(4096);
-    return delivery;
+    return atomic_load(&rooms->count) == 0;
 }
 
-void chat_delivery_add(struct chat_delivery *delivery, const struct chat_key *key, struct str sequence,
-                       struct str line)
+struct loop *chat_rooms_home(const struct chat_rooms *rooms)
 {
-    int64_t number;
-    if (!delivery || !str_to_i64(sequence, &number))
-        return;
-    struct delivered *event = arena_zalloc(&delivery->arena, sizeof *event);
-    event->key = chat_key_copy(key, &delivery->arena);
-    event->sequence = number;
-    event->line = arena_str(&delivery->arena, line);
-    *delivery->last = event;
-    delivery->last = &event->next;
-}
-
-void chat_delivery_send(struct chat_delivery *delivery)
-{
-    if (delivery)
-        loop_post(delivery->rooms->home, &delivery->message);
-}
-
-void chat_rooms_reread(struct chat_rooms *rooms)
-{
-    struct chat_delivery *delivery = chat_delivery_create(rooms);
-    if (delivery)
-        delivery->is_gap = true;
-    chat_delivery_send(delivery);
+    return rooms->home;
 }
 
 /* ---- followers ---- */
@@ -504,21 +455,15 @@ void chat_rooms_report(const struct chat_rooms *rooms, struct buf *out)
     buf_put_char(out, '[');
     MAP_EACH(node, &rooms->map) {
         const struct chat_room *room = CONTAINER_OF(node, struct chat_room, node);
-        size_t readers = 0, bytes = 0;
-        for (int i = 0; i < STREAM_FORMATS; i++) {
-            readers += room->channels[i].topic ? stream_topic_count(room->channels[i].topic) : 0;
-            bytes += room->channels[i].topic ? stream_topic_bytes(room->channels[i].topic) : 0;
-        }
+        struct stream_report report = {.kind = STR("chat"),
+                                       .tenant = room->key.tenant,
+                                       .name = room->key.session,
+                                       .position = room->position};
         if (buf_len(out) - begin > REPORT_BYTES_MAX)
             break;
-        buf_put_str(out, out->data[out->end - 1] == '[' ? STR("{") : STR(",{"));
-        json_put_member_str(out, "kind", STR("chat"));
-        json_put_member_str(out, "tenant_id", room->key.tenant);
-        json_put_member_str(out, "name", room->key.session);
-        json_put_member_i64(out, "readers", (int64_t)readers);
-        json_put_member_i64(out, "position", room->position);
-        json_put_member_i64(out, "bytes", (int64_t)bytes);
-        buf_put_char(out, '}');
+        for (int i = 0; i < STREAM_FORMATS; i++)
+            stream_report_add(&report, room->channels[i].topic);
+        stream_report_put(&report, out);
     }
     buf_put_char(out, ']');
     json_put_member_i64(out, "streams_open", (int64_t)open);

@@ -39,14 +39,12 @@ struct chat_room;
 struct chat_rooms *chat_rooms_create(struct chat *chat);
 void chat_rooms_destroy(struct chat_rooms *rooms); /* after the loops have ended */
 
-/* Events on their way to the rooms, each of which is in the log. Any thread; everything is copied. NULL: there is no room. */
-struct chat_delivery;
-struct chat_delivery *chat_delivery_create(struct chat_rooms *rooms);
-void chat_delivery_add(struct chat_delivery *delivery, const struct chat_key *key, struct str sequence,
-                       struct str line);
-void chat_delivery_send(struct chat_delivery *delivery);
-void chat_rooms_reread(
-    struct chat_rooms *rooms); /* any thread: events may be missing, every room reads the log */
+/* An event that is in the log: goes to the streams, is dropped as a repetition, or makes its room read the log. */
+void chat_rooms_event(struct chat_rooms *rooms, const struct chat_key *key, int64_t sequence,
+                      struct str line);
+void chat_rooms_catch_up(struct chat_rooms *rooms); /* events may be missing: every room reads the log */
+bool chat_rooms_are_empty(const struct chat_rooms *rooms);    /* any thread */
+struct loop *chat_rooms_home(const struct chat_rooms *rooms); /* any thread */
 
 /* For the process's own row (kernel.h): the streams that are open. */
 void chat_rooms_report(const struct chat_rooms *rooms, struct buf *out);
@@ -58,6 +56,14 @@ void chat_room_release(struct chat_room *room);
  * `opening`. False: the room was closed meanwhile, since the log could not be read. */
 bool chat_room_admit(struct chat_room *room, const struct chat_page *page, enum stream_format format,
                      struct loop_park_ref ref, int64_t after, struct stream_segment *opening);
+
+/* ---- delivery.c: events on their way to the rooms. Any thread; everything is copied ---- */
+struct chat_delivery;
+struct chat_delivery *chat_delivery_create(struct chat_rooms *rooms); /* NULL: there is no room */
+void chat_delivery_add(struct chat_delivery *delivery, const struct chat_key *key, struct str sequence,
+                       struct str line);
+void chat_delivery_send(struct chat_delivery *delivery);
+void chat_rooms_reread(struct chat_rooms *rooms); /* chat_rooms_catch_up() from any thread */
 
 extern struct metric_family chat_streams_family, chat_stream_lines_family, chat_stream_cuts_family;
 

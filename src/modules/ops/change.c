@@ -13,7 +13,7 @@ static size_t count_chars(struct str text)
     return count;
 }
 
-static enum status refuse(struct error *error, const char *field, const char *expected)
+static enum status refuse_member(struct error *error, const char *field, const char *expected)
 {
     return error_set_field(error, STATUS_BAD_REQUEST, field, "%s must be %s", field, expected);
 }
@@ -24,15 +24,15 @@ static enum status read_ids(const struct json_value *value, struct ops_change *c
     struct json_value id;
     size_t count = 0;
     if (value->type != JSON_ARRAY)
-        return refuse(error, "ids", "an array of 1 to 1000 ids");
+        return refuse_member(error, "ids", "an array of 1 to 1000 ids");
     json_iter_init(&it, value);
     while (json_iter_next(&it, NULL, &id)) {
         if (id.type != JSON_STRING && id.type != JSON_NUMBER)
-            return refuse(error, "ids", "an array of texts or numbers");
+            return refuse_member(error, "ids", "an array of texts or numbers");
         count++;
     }
     if (count == 0 || count > IDS_MAX)
-        return refuse(error, "ids", "an array of 1 to 1000 ids");
+        return refuse_member(error, "ids", "an array of 1 to 1000 ids");
     change->ids = *value;
     change->has_ids = true;
     return STATUS_OK;
@@ -42,7 +42,7 @@ static enum status read_text(const struct json_value *value, const char *name, s
                              struct str *text, struct error *error)
 {
     if (value->type != JSON_STRING || json_has_nul_escape(value->raw))
-        return refuse(error, name, "a text");
+        return refuse_member(error, name, "a text");
     *text = json_str_decode(value->raw, arena);
     return STATUS_OK;
 }
@@ -55,11 +55,11 @@ static enum status read_member(struct str name, const struct json_value *value, 
     if (json_str_eq(name, STR("filter"))) {
         change->filter = *value;
         change->has_filter = true;
-        return value->type == JSON_OBJECT ? STATUS_OK : refuse(error, "filter", "an object");
+        return value->type == JSON_OBJECT ? STATUS_OK : refuse_member(error, "filter", "an object");
     }
     if (json_str_eq(name, STR("dry_run"))) {
         change->is_dry_run = str_eq(value->raw, STR("true"));
-        return value->type == JSON_BOOL ? STATUS_OK : refuse(error, "dry_run", "true or false");
+        return value->type == JSON_BOOL ? STATUS_OK : refuse_member(error, "dry_run", "true or false");
     }
     if (json_str_eq(name, STR("reason")))
         return read_text(value, "reason", arena, &change->reason, error);
@@ -77,9 +77,9 @@ static enum status check_change(const struct ops_change *change, struct error *e
     size_t chars = count_chars(change->reason);
     for (const struct ops_text *text = change->texts; text && text->name; text++)
         if (!text->value.len)
-            return refuse(error, text->name, "a text, and is required");
+            return refuse_member(error, text->name, "a text, and is required");
     if (chars < 1 || chars > REASON_CHARS_MAX)
-        return refuse(error, "reason", "a text of 1 to 500 characters");
+        return refuse_member(error, "reason", "a text of 1 to 500 characters");
     if (change->texts ? change->has_ids || change->has_filter : change->has_ids == change->has_filter)
         return error_set_field(error, STATUS_BAD_REQUEST, change->texts ? "body" : "ids",
                                change->texts ? "ids and filter are not of this request"
@@ -124,7 +124,7 @@ enum status ops_filter_read(const struct ops_view *view, const struct json_value
             return error_set_field(error, STATUS_BAD_REQUEST, "filter",
                                    "the filter has an unknown member: %.*s", STR_ARG(name));
         if (value.type != JSON_STRING || json_has_nul_escape(value.raw))
-            return refuse(error, view->filters[i].name, "a text");
+            return refuse_member(error, view->filters[i].name, "a text");
         question->values[i] = json_str_decode(value.raw, arena);
         enum status status = kernel_ops_value_check(&view->filters[i], &question->values[i], arena, error);
         if (status != STATUS_OK)

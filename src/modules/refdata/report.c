@@ -60,26 +60,12 @@ static void put_pairs(const struct refdata *refdata, struct buf *out)
 
 static void put_stream(const struct refdata_holding *holding, struct buf *out)
 {
-    size_t readers = 0, bytes = 0;
-    int64_t position = -1;
-    for (int i = 0; i < STREAM_FORMATS; i++) {
-        const struct stream_topic *topic = holding->watch->topics[i];
-        if (!topic)
-            continue;
-        readers += stream_topic_count(topic);
-        bytes += stream_topic_bytes(topic);
-        position = stream_topic_position(topic);
-    }
-    if (readers == 0)
-        return;
-    buf_put_str(out, out->data[out->end - 1] == '[' ? STR("{") : STR(",{"));
-    json_put_member_str(out, "kind", STR("watch"));
-    json_put_member_str(out, "tenant_id", holding->tenant);
-    json_put_member_str(out, "name", holding->code);
-    json_put_member_i64(out, "readers", (int64_t)readers);
-    json_put_member_i64(out, "position", position);
-    json_put_member_i64(out, "bytes", (int64_t)bytes);
-    buf_put_char(out, '}');
+    struct stream_report report = {
+        .kind = STR("watch"), .tenant = holding->tenant, .name = holding->code, .position = -1};
+    for (int i = 0; i < STREAM_FORMATS; i++)
+        stream_report_add(&report, holding->watch->topics[i]);
+    if (report.readers > 0)
+        stream_report_put(&report, out);
 }
 
 static void put_streams(const struct refdata *refdata, struct buf *out)

@@ -85,7 +85,7 @@ struct reading {
     enum status status; /* the first failure: what is read after it has no effect */
 };
 
-static void refuse(struct reading *reading, unsigned member, const char *why)
+static void refuse_update(struct reading *reading, unsigned member, const char *why)
 {
     const char *name = member_names[member].ptr;
     if (reading->status == STATUS_OK)
@@ -101,7 +101,7 @@ static bool is_required(struct reading *reading, unsigned member)
 {
     bool given = is_given(reading, member);
     if (!given)
-        refuse(reading, member, "is missing");
+        refuse_update(reading, member, "is missing");
     return given;
 }
 
@@ -113,12 +113,12 @@ static struct str read_name(struct reading *reading, unsigned member)
     if (!is_required(reading, member))
         return STR_NONE;
     if (value->type != JSON_STRING) {
-        refuse(reading, member, "must be a string");
+        refuse_update(reading, member, "must be a string");
         return STR_NONE;
     }
     struct str name = json_str_decode(value->raw, reading->arena);
     if (!str_is_name(name))
-        refuse(reading, member, "must be 1 to 64 of A-Z a-z 0-9 . _ -");
+        refuse_update(reading, member, "must be 1 to 64 of A-Z a-z 0-9 . _ -");
     return name;
 }
 
@@ -129,7 +129,7 @@ static void read_uuid(struct reading *reading, unsigned member, char out[UUID_TE
     if (value->type == JSON_STRING && uuid_parse(json_str_decode(value->raw, reading->arena), &uuid))
         uuid_format(&uuid, out);
     else
-        refuse(reading, member, "must be a UUID");
+        refuse_update(reading, member, "must be a UUID");
 }
 
 static unsigned read_choice(struct reading *reading, unsigned member, const char *const choices[2])
@@ -142,7 +142,7 @@ static unsigned read_choice(struct reading *reading, unsigned member, const char
         if (value->type == JSON_STRING && json_str_eq(value->raw, str_from(choices[choice])))
             return choice;
     snprintf(why, sizeof why, "must be %s or %s", choices[0], choices[1]);
-    refuse(reading, member, why);
+    refuse_update(reading, member, why);
     return 0;
 }
 
@@ -151,7 +151,7 @@ static int32_t read_count(struct reading *reading, unsigned member)
     int64_t number = 1;
     if (is_given(reading, member) &&
         (!json_to_i64(&reading->values[member], &number) || number < 1 || number > INT32_MAX))
-        refuse(reading, member, "must be a whole number from 1 to 2147483647");
+        refuse_update(reading, member, "must be a whole number from 1 to 2147483647");
     return (int32_t)number;
 }
 
@@ -164,18 +164,18 @@ static void read_event(struct reading *reading)
     if (is_given(reading, EVENT_ID)) {
         read_uuid(reading, EVENT_ID, update->event_id);
     } else if (from_bus) {
-        refuse(reading, EVENT_ID, "is missing");
+        refuse_update(reading, EVENT_ID, "is missing");
     } else {
         struct uuid uuid = uuid_random();
         uuid_format(&uuid, update->event_id);
     }
     update->source = from_bus ? read_choice(reading, SOURCE, source_names) : REFDATA_REST;
     if (!from_bus && json_has_nul_escape(reading->values[SOURCE].raw))
-        refuse(reading, SOURCE, "must not hold \\u0000");
+        refuse_update(reading, SOURCE, "must not hold \\u0000");
     update->type = read_choice(reading, EVENT_TYPE, type_names);
     update->has_revision = is_given(reading, SOURCE_REVISION);
     if (update->has_revision && !json_to_i64(&reading->values[SOURCE_REVISION], &update->source_revision))
-        refuse(reading, SOURCE_REVISION, "must be a whole number of 64 bits");
+        refuse_update(reading, SOURCE_REVISION, "must be a whole number of 64 bits");
 }
 
 static void read_chunk(struct reading *reading)
@@ -188,16 +188,16 @@ static void read_chunk(struct reading *reading)
     if (update->chunks_total == 1 && update->chunk_index == 1)
         return;
     if (update->type == REFDATA_DELTA)
-        refuse(reading, update->chunks_total > 1 ? CHUNKS_TOTAL : CHUNK_INDEX,
-               "must be 1: only a SNAPSHOT comes in chunks");
+        refuse_update(reading, update->chunks_total > 1 ? CHUNKS_TOTAL : CHUNK_INDEX,
+                      "must be 1: only a SNAPSHOT comes in chunks");
     if (!is_given(reading, CHUNKS_TOTAL))
-        refuse(reading, CHUNKS_TOTAL, "is missing: this is a chunk");
+        refuse_update(reading, CHUNKS_TOTAL, "is missing: this is a chunk");
     if (!is_given(reading, CHUNK_INDEX))
-        refuse(reading, CHUNK_INDEX, "is missing: this is a chunk");
+        refuse_update(reading, CHUNK_INDEX, "is missing: this is a chunk");
     if (!update->snapshot_id[0])
-        refuse(reading, SNAPSHOT_ID, "is missing: this is a chunk");
+        refuse_update(reading, SNAPSHOT_ID, "is missing: this is a chunk");
     if (update->chunk_index > update->chunks_total)
-        refuse(reading, CHUNK_INDEX, "must be at most chunksTotal");
+        refuse_update(reading, CHUNK_INDEX, "must be at most chunksTotal");
 }
 
 /* The contract's pattern: upper case, UTC, at most nine digits of a second. */
@@ -209,7 +209,7 @@ static void read_time(struct reading *reading)
     struct str zone = str_ends_with(text, STR("Z")) ? STR("Z") : STR("+00:00");
     if (!clock_rfc3339_parse(text, &reading->update->occurred_at_us) || !str_ends_with(text, zone) ||
         text.len <= seconds || text.ptr[10] != 'T' || text.len - zone.len > seconds + 10)
-        refuse(reading, OCCURRED_AT, "must be a time in UTC: 2026-02-27T12:00:00Z");
+        refuse_update(reading, OCCURRED_AT, "must be a time in UTC: 2026-02-27T12:00:00Z");
 }
 
 struct hash128 refdata_update_hash(const struct refdata_update *update, bool is_timed, struct arena *arena)
@@ -229,7 +229,7 @@ static enum status read_items(struct reading *reading, const struct refdata_limi
 
     update->items = reading->values[ITEMS];
     if (is_required(reading, ITEMS) && update->items.type != JSON_ARRAY)
-        refuse(reading, ITEMS, "must be an array");
+        refuse_update(reading, ITEMS, "must be an array");
     if (reading->status == STATUS_OK)
         reading->status =
             refdata_items_check(update, limits, reading->arena, &update->items_hash, reading->error);
@@ -270,7 +270,7 @@ enum status refdata_update_read(const struct json_value *body, enum refdata_orig
     if (origin == REFDATA_FROM_BUS || is_given(&reading, TENANT_ID)) {
         update->tenant = read_name(&reading, TENANT_ID);
         if (tenant.ptr && !str_eq(tenant, update->tenant))
-            refuse(&reading, TENANT_ID, "is not the path's");
+            refuse_update(&reading, TENANT_ID, "is not the path's");
     }
     update->dict_code = read_name(&reading, DICT_CODE);
     read_event(&reading);
@@ -278,7 +278,7 @@ enum status refdata_update_read(const struct json_value *body, enum refdata_orig
     if (is_given(&reading, OCCURRED_AT))
         read_time(&reading);
     else if (origin == REFDATA_FROM_BUS)
-        refuse(&reading, OCCURRED_AT, "is missing");
+        refuse_update(&reading, OCCURRED_AT, "is missing");
     else
         update->occurred_at_us = clock_unix_us();
     return reading.status == STATUS_OK ? read_items(&reading, limits) : reading.status;

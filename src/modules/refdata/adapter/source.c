@@ -41,8 +41,8 @@ struct making {
 };
 
 PRINTF_LIKE(4, 5)
-static enum status refuse(const struct making *making, struct setting_place place, const char *setting,
-                          const char *format, ...)
+static enum status refuse_setting(const struct making *making, struct setting_place place,
+                                  const char *setting, const char *format, ...)
 {
     char field[96], message[256];
     va_list arguments;
@@ -129,7 +129,8 @@ static enum status take_pointer(const struct making *making, enum refdata_part p
     from->kind = REFDATA_AT_FIELD;
     if (refdata_pointer_compile(text, making->arena, &from->pointer, &error) == STATUS_OK)
         return STATUS_OK;
-    return refuse(making, making->settings->from[part].field_place, parts[part].setting, "%s", error.message);
+    return refuse_setting(making, making->settings->from[part].field_place, parts[part].setting, "%s",
+                          error.message);
 }
 
 /* At most one of the four is given. */
@@ -144,7 +145,7 @@ static enum status take_from(const struct making *making, enum refdata_part part
     int given = (own->field_place.line > 0) + (own->header_place.line > 0) + (own->fixed_place.line > 0) +
                 own->message_key;
     if (given > 1)
-        return refuse(making, *first, setting, "give one of field, header, messageKey and fixed");
+        return refuse_setting(making, *first, setting, "give one of field, header, messageKey and fixed");
     if (given == 0) {
         from->is_default = true;
         return take_pointer(making, part, arena_printf(making->arena, "/%s", parts[part].name), from);
@@ -152,7 +153,7 @@ static enum status take_from(const struct making *making, enum refdata_part part
     if (own->field_place.line)
         return take_pointer(making, part, own->field, from);
     if (parts[part].field_only)
-        return refuse(making, *first, setting, "can only come from a field");
+        return refuse_setting(making, *first, setting, "can only come from a field");
     if (own->message_key) {
         from->kind = REFDATA_AT_KEY;
         return STATUS_OK;
@@ -162,7 +163,7 @@ static enum status take_from(const struct making *making, enum refdata_part part
     from->text = arena_str(making->arena, is_header ? own->header : own->fixed);
     if (from->text.len)
         return STATUS_OK;
-    return refuse(making, is_header ? own->header_place : own->fixed_place, setting, "is empty");
+    return refuse_setting(making, is_header ? own->header_place : own->fixed_place, setting, "is empty");
 }
 
 /* ---- one source ---- */
@@ -183,11 +184,14 @@ enum status refdata_source_init(struct refdata_adapter_source *source,
     enum status status = STATUS_OK;
     *source = (struct refdata_adapter_source){.settings = settings};
     if (!str_is_name(settings->topic))
-        return refuse(&making, settings->topic_place, "topic", "must be 1 to 60 of A-Z a-z 0-9 . _ -");
+        return refuse_setting(&making, settings->topic_place, "topic",
+                              "must be 1 to 60 of A-Z a-z 0-9 . _ -");
     if (str_ends_with(settings->topic, STR(BUS_DEAD_SUFFIX)))
-        return refuse(&making, settings->topic_place, "topic", "a topic of dead letters has none of its own");
+        return refuse_setting(&making, settings->topic_place, "topic",
+                              "a topic of dead letters has none of its own");
     if (!str_is_name(settings->group))
-        return refuse(&making, settings->group_place, "group", "must be 1 to 60 of A-Z a-z 0-9 . _ -");
+        return refuse_setting(&making, settings->group_place, "group",
+                              "must be 1 to 60 of A-Z a-z 0-9 . _ -");
     for (unsigned part = 0; part < REFDATA_PARTS && status == STATUS_OK; part++)
         status = take_from(&making, (enum refdata_part)part, &source->from[part]);
     source->is_mapped = settings->mapping_place.line || in_body_elsewhere(&from[REFDATA_PART_TENANT]) ||
@@ -199,14 +203,14 @@ enum status refdata_source_init(struct refdata_adapter_source *source,
     static const enum refdata_part names[] = {REFDATA_PART_TENANT, REFDATA_PART_DICT_CODE};
     for (size_t i = 0; i < 2 && status == STATUS_OK; i++)
         if (from[names[i]].kind == REFDATA_AT_FIXED && !str_is_name(from[names[i]].text))
-            status = refuse(&making, settings->from[names[i]].fixed_place, parts[names[i]].setting,
-                            "must be 1 to 64 of A-Z a-z 0-9 . _ -");
+            status = refuse_setting(&making, settings->from[names[i]].fixed_place, parts[names[i]].setting,
+                                    "must be 1 to 64 of A-Z a-z 0-9 . _ -");
     for (size_t i = 0; i < 2 && status == STATUS_OK; i++)
         if (settings->tombstones != REFDATA_TOMBSTONES_REFUSE && from[names[i]].kind == REFDATA_AT_FIELD)
-            status =
-                refuse(&making, settings->tombstones_place, "tombstones",
-                       "a message without a value has no field for %s: take that from a header, or fix it",
-                       parts[names[i]].name);
+            status = refuse_setting(
+                &making, settings->tombstones_place, "tombstones",
+                "a message without a value has no field for %s: take that from a header, or fix it",
+                parts[names[i]].name);
     return status;
 }
 
@@ -245,26 +249,27 @@ static enum status check_source(const struct making *making, const struct refdat
     if (status != STATUS_OK)
         return status;
     if (str_eq(own->topic, settings->kafka.commands_topic))
-        return refuse(making, own->topic_place, "topic", "the adapter's own messages go there");
+        return refuse_setting(making, own->topic_place, "topic", "the adapter's own messages go there");
     if (str_eq(own->group,
                settings->kafka.group)) /* Kafka refuses offsets of a group in which it has other members */
-        return refuse(making, own->group_place, "group", "must differ from refdata.kafka.consumerGroup");
+        return refuse_setting(making, own->group_place, "group",
+                              "must differ from refdata.kafka.consumerGroup");
     for (size_t i = 0; i < making->index; i++)
         if (str_eq(sources[i].topic, own->topic))
-            return refuse(making, own->topic_place, "topic", "is read already, by the source at line %u",
-                          sources[i].topic_place.line);
+            return refuse_setting(making, own->topic_place, "topic",
+                                  "is read already, by the source at line %u", sources[i].topic_place.line);
     if (database < 0)
-        return refuse(making, own->postgres_place, "postgres", "there is no postgres block called \"%.*s\"",
-                      STR_ARG(own->postgres));
+        return refuse_setting(making, own->postgres_place, "postgres",
+                              "there is no postgres block called \"%.*s\"", STR_ARG(own->postgres));
     if (!code->fixed_place.line)
         return STATUS_OK;
     const struct refdata_dictionary_settings *dictionary = find_dictionary(settings, code->fixed);
     if (!dictionary)
-        return refuse(making, code->fixed_place, "dictCode", "there is no dictionary called \"%.*s\"",
-                      STR_ARG(code->fixed));
+        return refuse_setting(making, code->fixed_place, "dictCode", "there is no dictionary called \"%.*s\"",
+                              STR_ARG(code->fixed));
     if (refdata_settings_database(settings, dictionary->postgres) != database)
-        return refuse(making, own->postgres_place, "postgres", "the dictionary %.*s lives in another block",
-                      STR_ARG(dictionary->code));
+        return refuse_setting(making, own->postgres_place, "postgres",
+                              "the dictionary %.*s lives in another block", STR_ARG(dictionary->code));
     return STATUS_OK;
 }
 
