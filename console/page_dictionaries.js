@@ -265,7 +265,7 @@ export function item({ main, signal, segments: [, tenant, dict, key] }) {
             },
         ],
         ask: (cursor, limit) => get(opsOf(tenant, dict) + path`/items/${key}/history`, { cursor, limit }, signal),
-        none: { title: "No history", text: "Changes of this key are no longer kept, or were made before they were." },
+        none: { title: "No history", text: "Changes of this key are no longer kept, or happened before changes were kept." },
     });
     const isOwn = !own || own === tenant;
     main.append(
