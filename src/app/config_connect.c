@@ -48,8 +48,9 @@ static void print_note(struct trial *trial, struct setting_place place, const ch
 static void print_lost(struct connect_run *run, const struct app_site *site, const struct db_pool *pool,
                        enum status status, const struct error *error)
 {
-    const char *advice = status == STATUS_TIMEOUT ? "check that it runs, or give a longer --timeout"
-                                                  : "check its address and its user, and that it runs";
+    const char *advice = status == STATUS_TIMEOUT
+                             ? "check that it runs, or give a longer --timeout"
+                             : "check its address, its user and the password, and that it runs";
     fprintf(stderr, "%s: database %s: %s: %s\n", config_path(run->trial.config),
             app_site_shown(site, pool, &run->arena), terminal_text(str_from(error->message), &run->arena),
             advice);

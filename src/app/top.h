@@ -42,6 +42,7 @@ struct top_sample {
     int64_t updates_pending, oldest_update_s, outbox_pending, outbox_in_flight, outbox_failed, oldest_event_s,
         dead_letters;
     bool has_more_updates;
+    bool is_partial;                           /* the pod did not reach every database: zeros may be wrong */
     double freshness_p50_ms, freshness_p99_ms; /* < 0 = unknown */
 };
 

@@ -98,6 +98,12 @@ static struct figure age(int64_t seconds)
 
 /* ---- parts ---- */
 
+/* A zero of a sample that is not complete is not known. */
+static struct figure total(const struct top_sample *sample, int64_t value)
+{
+    return count(value == 0 && sample->is_partial ? -1 : (double)value);
+}
+
 static void put_summary(struct frame *frame, const struct top_sample *sample)
 {
     char now[CLOCK_RFC3339_BYTES];
@@ -115,18 +121,20 @@ static void put_summary(struct frame *frame, const struct top_sample *sample)
         lag += sample->lags[i].lag;
     clock_rfc3339(sample->at_us / 1000000 * 1000000, now);
     put_line(frame, "freshet  %s  from %s", now, sample->source);
-    put_line(frame, "pods     %zu up, %zu gone    reads %s/s    writes %s/s    freshness p50 %s, p99 %s", up,
-             gone, rate(reads).text, rate(writes).text, milliseconds(sample->freshness_p50_ms).text,
+    put_line(frame, "pods     %s up, %s gone    reads %s/s    writes %s/s", total(sample, (int64_t)up).text,
+             total(sample, (int64_t)gone).text, rate(sample->is_partial && !up ? -1 : reads).text,
+             rate(sample->is_partial && !up ? -1 : writes).text);
+    put_line(frame, "fresh    median %s, 99th percentile %s", milliseconds(sample->freshness_p50_ms).text,
              milliseconds(sample->freshness_p99_ms).text);
     put_line(frame, "updates  %s%s pending%s%s    lag %s message%s    dead letters %s",
-             count((double)sample->updates_pending).text, sample->has_more_updates ? "+" : "",
+             total(sample, sample->updates_pending).text, sample->has_more_updates ? "+" : "",
              sample->updates_pending > 0 ? ", oldest " : "",
-             sample->updates_pending > 0 ? age(sample->oldest_update_s).text : "", count((double)lag).text,
-             lag == 1 ? "" : "s", count((double)sample->dead_letters).text);
+             sample->updates_pending > 0 ? age(sample->oldest_update_s).text : "", total(sample, lag).text,
+             lag == 1 ? "" : "s", total(sample, sample->dead_letters).text);
     put_line(frame, "outboxes %s pending%s%s, %s in flight, %s failed",
-             count((double)sample->outbox_pending).text, sample->outbox_pending > 0 ? ", oldest " : "",
+             total(sample, sample->outbox_pending).text, sample->outbox_pending > 0 ? ", oldest " : "",
              sample->outbox_pending > 0 ? age(sample->oldest_event_s).text : "",
-             count((double)sample->outbox_in_flight).text, count((double)sample->outbox_failed).text);
+             total(sample, sample->outbox_in_flight).text, total(sample, sample->outbox_failed).text);
     for (size_t i = 0; i < sample->warning_count; i++)
         put_line(frame, "! %s", sample->warnings[i]);
 }
@@ -149,7 +157,8 @@ static void put_pods(struct frame *frame, const struct top_sample *sample, size_
                  count(is_up ? (double)pod->streams : -1).text, pod->roles);
     }
     if (sample->pod_count == 0)
-        put_line(frame, "no process reports itself");
+        put_line(frame, "%s",
+                 sample->is_partial ? "not known: a database does not answer" : "no process reports itself");
     else if (sample->pod_count > most)
         put_line(frame, "and %zu more", sample->pod_count - most);
 }
@@ -157,20 +166,22 @@ static void put_pods(struct frame *frame, const struct top_sample *sample, size_
 static void put_dictionaries(struct frame *frame, const struct top_sample *sample)
 {
     put_line(frame, "%s", "");
-    put_line(frame, "%-32s %-10s %10s %9s %8s %8s %10s  %s", "DICTIONARY", "DATABASE", "VERSION", "CHANGES/S",
-             "ITEMS", "BYTES", "FRESHNESS", "PODS");
+    put_line(frame, "%-26s %9s %9s %6s %7s %9s  %-8s %s", "DICTIONARY", "VERSION", "CHANGES/S", "ITEMS",
+             "BYTES", "FRESHNESS", "PODS", "DATABASE");
     for (size_t i = 0; i < sample->dictionary_count; i++) {
         const struct top_dictionary *at = &sample->dictionaries[i];
         char pods[64];
         snprintf(pods, sizeof pods, at->behind ? "%lld, %lld behind" : "%lld", (long long)at->pods,
                  (long long)at->behind);
-        put_line(frame, "%-32.130s %-10.32s %10lld %9s %8s %8s %10s  %s%s%.100s", at->name, at->database,
+        put_line(frame, "%-26.130s %9lld %9s %6s %7s %9s  %-8s %.32s%s%.100s", at->name,
                  (long long)at->version, rate(at->changes).text, count((double)at->items).text,
-                 bytes((double)at->bytes).text, milliseconds(at->freshness_ms).text, pods,
+                 bytes((double)at->bytes).text, milliseconds(at->freshness_ms).text, pods, at->database,
                  at->last_error ? "  " : "", at->last_error ? at->last_error : "");
     }
     if (sample->dictionary_count == 0)
-        put_line(frame, "no dictionary has a version");
+        put_line(frame, "%s",
+                 sample->is_partial ? "not known: a database does not answer"
+                                    : "no dictionary has a version");
 }
 
 static void put_lags(struct frame *frame, const struct top_sample *sample)
@@ -178,10 +189,10 @@ static void put_lags(struct frame *frame, const struct top_sample *sample)
     if (sample->lag_count == 0)
         return;
     put_line(frame, "%s", "");
-    put_line(frame, "%-40s %-32s %-9s %10s", "TOPIC", "GROUP", "ENGINE", "LAG");
+    put_line(frame, "%7s  %-30s %-28s %s", "LAG", "TOPIC", "GROUP", "ENGINE");
     for (size_t i = 0; i < sample->lag_count && i < LAGS_SHOWN; i++)
-        put_line(frame, "%-40.64s %-32.64s %-9.16s %10s", sample->lags[i].topic, sample->lags[i].group,
-                 sample->lags[i].engine, count((double)sample->lags[i].lag).text);
+        put_line(frame, "%7s  %-30.64s %-28.64s %.16s", count((double)sample->lags[i].lag).text,
+                 sample->lags[i].topic, sample->lags[i].group, sample->lags[i].engine);
 }
 
 void top_screen_put(struct buf *out, const struct top_sample *sample, int columns, int lines, const char *end)

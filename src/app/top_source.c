@@ -54,8 +54,10 @@ static enum status read_pod(struct top_source *source, struct top_sample *sample
         if (status == STATUS_OK) {
             top_rows_read(sample, wanted[i].list,
                           json_get(&answer, STR("items"), &part) ? part.raw : answer.raw);
+            size_t warnings = sample->warning_count;
             if (json_get(&answer, STR("unavailable"), &part))
                 top_rows_read(sample, "unavailable", part.raw);
+            sample->is_partial |= sample->warning_count > warnings;
         }
         buf_deinit(&body);
     }

@@ -370,7 +370,7 @@ static const char *moment(struct updates_command *command, const char *given)
     if (options_duration(given, 3650 * OPTION_DAY_MS, &ago_ms))
         unix_us = clock_unix_us() - ago_ms * 1000;
     else if (!clock_rfc3339_parse(str_from(given), &unix_us))
-        return given; /* the filter says what it needs */
+        return given; /* which the filter refuses */
     return arena_str(&command->arena, str_of(text, clock_rfc3339(unix_us, text))).ptr;
 }
 
@@ -385,8 +385,14 @@ static const char *take_filters(struct updates_command *command)
                {"to", "--until", moment(command, command->until)},
                {"event_id", "EVENT_ID", command->event_id}};
     const char *mistake = NULL;
-    for (size_t i = 0; i < sizeof all / sizeof *all && !mistake; i++)
+    for (size_t i = 0; i < sizeof all / sizeof *all && !mistake; i++) {
         mistake = take_filter(command, all[i].name, all[i].option, all[i].given);
+        if (mistake && (all[i].given == command->since || all[i].given == command->until))
+            mistake = arena_printf(&command->arena,
+                                   "%s needs a time, 2026-01-31T12:00:00Z, or how long ago: 90s, 15m, 1h, 7d",
+                                   all[i].option)
+                          .ptr;
+    }
     command->question.tenant = str_from(command->tenant);
     if (!mistake && command->tenant && !str_is_name(command->question.tenant))
         mistake = "--tenant is not a name of a tenant";

@@ -410,7 +410,8 @@ int app_verify(int argc, char **argv)
     if (outcome != OPTIONS_RUN)
         return outcome;
     if (books ? words.count || urls.count || token || verify.show_keys : is_json)
-        return app_misuse("verify", "--books takes --config, --patience and --json, which needs it");
+        return app_misuse("verify", books ? "with --books give only --config, --patience and --json"
+                                          : "--json is for --books");
     if (books)
         return app_books(config, verify.patience_ms, is_json);
     if (!check_words(&verify, &words) || !client_token_given("verify", token, &verify.token))

@@ -84,3 +84,22 @@ def test_log_lines_that_are_asked_for_are_on_standard_error(words, serve, refdat
 def test_a_level_that_is_none_is_refused():
     done = run("plan", "--tps", "1000", env={"FRESHET_LOG": "loud"})
     assert (done.returncode, done.stdout) == (2, "") and "FRESHET_LOG" in done.stderr
+
+
+@pytest.mark.parametrize("call, said", [
+    ("verify --json", "--json is for --books"), ("verify --books --show-keys", "with --books give only"),
+    ("updates list --since yesterday", "--since needs a time, 2026-01-31T12:00:00Z, or how long ago"),
+    ("updates list --until soon", "--until needs a time"),
+])
+def test_a_wrong_call_is_answered_with_what_is_right(call, said):
+    done = run(*call.split())
+    assert done.returncode == 2 and said in done.stderr and not done.stdout
+
+
+def test_what_matters_in_top_is_within_80_columns(refdata_db, jwks_path, tmp_path):  # noqa: F811
+    write_builtin(refdata_db, "D", {"a": 1}, 1)
+    config = tmp_path / "freshet.yaml"
+    config.write_text(to_yaml(merge(base_config(refdata_db, jwks_path), pod("D"))))
+    done = run("top", "--once", "--databases", "--config", config, env={"FRESHET_TEST_PG_PASSWORD": refdata_db.password})
+    (head,) = [line for line in done.stdout.splitlines() if line.startswith("DICTIONARY")]
+    assert head.index("FRESHNESS") < head.index("PODS") < 76
