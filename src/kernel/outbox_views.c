@@ -238,7 +238,8 @@ static const char count_template[] =
     "     WHERE @is_failed AND ($1::text IS NULL OR @tenant = $1) LIMIT $2)"
     " SELECT count(*) FILTER (WHERE NOT is_leased), count(*) FILTER (WHERE is_leased),"
     "     (SELECT count(*) FROM failed), count(*),"
-    "     greatest(0, extract(epoch FROM clock_timestamp() - min(at) FILTER (WHERE NOT is_leased)))::bigint,"
+    "     CASE WHEN count(*) FILTER (WHERE NOT is_leased) > 0" /* greatest() leaves NULL out */
+    "         THEN greatest(0, extract(epoch FROM clock_timestamp() - min(at) FILTER (WHERE NOT is_leased)))::bigint END,"
     "     (SELECT why FROM failed ORDER BY at DESC LIMIT 1),"
     "     (SELECT (extract(epoch FROM min(at)) * 1000000)::bigint FROM failed) FROM live";
 

@@ -115,6 +115,7 @@ def test_every_table_of_every_module_is_counted(server, token, filled):
     one = tables["main", "refdata.outbox_event"]
     assert (one["pending"], one["in_flight"], one["failed"], one["more"]) == (2, 2, 3, False)
     assert one["module"] == "refdata" and one["oldest_pending_age_seconds"] >= 0
+    assert tables["main", "refdata.command_outbox"]["oldest_pending_age_seconds"] is None  # nothing waits
 
 
 def test_one_event_has_its_payload(server, token, filled):

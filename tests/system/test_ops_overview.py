@@ -5,6 +5,7 @@ import signal
 import time
 import uuid
 
+from lib.freshet import run
 from lib.ops import ALL, READ, get, items
 from lib.outbox import leave
 from lib.postgres import freeze_cluster, signal_all
@@ -78,6 +79,8 @@ def test_what_waits_or_failed_is_counted_for_the_tenant_that_is_asked_for(serve,
         assert [severity for severity, _ in told] == sorted((severity for severity, _ in told))  # critical ones first
         assert any(severity == "critical" and "PENDING for 30" in what for severity, what in told)
         assert ("warning", "2 events could not be published") in told
+        refdata_db.query("delete from refdata.outbox_event where version = 2")
+        assert ("warning", "1 event could not be published") in problems(client)
     with server.client(token("other", scope=READ)) as stranger:
         overview = get(stranger, "overview")
         assert overview["updates"]["pending"]["count"] == 0 == overview["outboxes"]["failed"]
@@ -111,6 +114,9 @@ def test_a_database_that_is_down_or_frozen_is_named_within_its_deadline_and_the_
         assert [e["state"] for e in overview["engines"] if e.get("database") == "far"] == ["down"]
         assert overview["problems"][0]["severity"] == "critical" and "far" in overview["problems"][0]["what"]
         assert own_refdata_db.password not in json.dumps(overview)
+        screen = run("top", "--once", "--url", f"http://127.0.0.1:{server.port}", "--token", token("demo", scope=ALL),
+                     "--config", server.config_path, env=server.env).stdout
+        assert "updates  - pending" in screen and "dead letters -" in screen, screen  # zeros are not known
         own_postgres.start()
         eventually(lambda: listed() == (["FAR", "NEAR"], []))
         with frozen(own_postgres):

@@ -272,13 +272,14 @@ static void put_sums(const struct overview_part *sum, int64_t lag, struct overvi
         overview_problem(problems, true, "freshet outbox list", "an event waits to be published for %lld s",
                          (long long)sum->outboxes.oldest_pending_age_s);
     if (sum->outboxes.failed)
-        overview_problem(problems, false, "freshet outbox list", "%lld events could not be published",
-                         (long long)sum->outboxes.failed);
+        overview_problem(problems, false, "freshet outbox list", "%lld event%s could not be published",
+                         (long long)sum->outboxes.failed, sum->outboxes.failed == 1 ? "" : "s");
     if (sum->dead.count)
-        overview_problem(problems, false, "freshet dlq list", "there are %lld%s dead letters",
-                         (long long)sum->dead.count, sum->dead.has_more ? " or more" : "");
+        overview_problem(problems, false, "freshet dlq list", "there %s %lld%s dead letter%s",
+                         sum->dead.count == 1 ? "is" : "are", (long long)sum->dead.count,
+                         sum->dead.has_more ? " or more" : "", sum->dead.count == 1 ? "" : "s");
     if (lag > LAG_MAX)
-        overview_problem(problems, false, "GET /v1/ops/lag", "a group is %lld messages behind",
+        overview_problem(problems, false, "freshet top --once", "a group is %lld messages behind",
                          (long long)lag);
 }
 

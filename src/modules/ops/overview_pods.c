@@ -252,12 +252,11 @@ void overview_pods_find_problems(const struct overview_pods *pods, struct overvi
     for (size_t i = 0; i < pods->count; i++) {
         const struct overview_pod *pod = &pods->items[i];
         if (str_eq(pod->state, STR("gone")) && gone++ < NAMED_MAX)
-            overview_problem(problems, false, "GET /v1/ops/pods?state=gone; its log tells why it ended",
+            overview_problem(problems, false, "freshet doctor; the log of the process has the reason",
                              "pod %.*s was last seen at %.*s and did not stop in order", STR_ARG(pod->pod_id),
                              STR_ARG(pod->seen_at));
         if (is_up(pod) && !pod->is_ready && unready++ < NAMED_MAX)
-            overview_problem(problems, true, "GET /v1/ops/pods shows its health", "pod %.*s is not ready",
-                             STR_ARG(pod->pod_id));
+            overview_problem(problems, true, "freshet doctor", "pod %.*s is not ready", STR_ARG(pod->pod_id));
         failing = is_up(pod) && pod->failing_pairs > failing ? pod->failing_pairs : failing;
     }
     if (failing)
