@@ -23,44 +23,47 @@ function tiles(now) {
     const failed = format.countOf(now.updates?.failed_last_hour);
     const letters = format.countOf(now.dead_letters);
     const outbox = now.outboxes ?? {};
+    const isPartial = now.unavailable?.length > 0; // then a zero is not known
+    const shown = (each) =>
+        tile(isPartial && each.value === "0" ? { ...each, value: "–", note: "not known now" } : each);
     return h(
         "div",
         { class: "tiles" },
-        tile({ label: "Reads a second", value: format.rate(now.reads_per_second), spark: sparkline(points, "reads") }),
-        tile({
+        shown({ label: "Reads a second", value: format.rate(now.reads_per_second), spark: sparkline(points, "reads") }),
+        shown({
             label: "Writes a second",
             value: format.rate(now.writes_per_second),
             spark: sparkline(points, "writes"),
         }),
-        tile({ label: "Lag", value: format.compact(now.lag?.max_messages), note: "messages, at most" }),
-        tile({
+        shown({ label: "Lag", value: format.compact(now.lag?.max_messages), note: "messages, at most" }),
+        shown({
             label: "Updates pending",
             value: format.count(now.updates?.pending),
             note: oldest(now.updates?.oldest_pending_age_seconds),
             href: "#/updates?status=PENDING",
         }),
-        tile({
+        shown({
             label: "Updates failed",
             value: format.count(now.updates?.failed_last_hour),
             note: "in the last hour",
             href: "#/updates?status=FAILED",
             tone: failed ? "warn" : "",
         }),
-        tile({
+        shown({
             label: "Outboxes",
             value: format.count(outbox.pending),
             note: `${format.count(outbox.failed)} failed, ${format.count(outbox.in_flight)} in flight`,
             href: "#/outboxes",
             tone: format.countOf(outbox.failed) ? "bad" : "",
         }),
-        tile({
+        shown({
             label: "Dead letters",
             value: format.count(now.dead_letters),
             note: letters ? "to be looked at" : "none",
             href: "#/dead-letters",
             tone: letters ? "bad" : "",
         }),
-        tile({
+        shown({
             label: "Processes",
             value: format.number(now.pods?.up),
             note: now.pods?.gone ? `${now.pods.gone} gone` : "all report",

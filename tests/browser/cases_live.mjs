@@ -59,6 +59,7 @@ cases["PostgreSQL away: the console says so, keeps what it shows, and recovers b
     try {
         await tab.page.locator("#banner", { hasText: "PostgreSQL" }).waitFor();
         await tab.shows("Reads a second");
+        await tab.shows("not known now"); // instead of zeros
         await tab.to("dictionaries", "demo", "COUNTRY", "DE"); // from memory
         await tab.shows("Germany");
         await tab.to("updates");
