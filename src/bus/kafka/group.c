@@ -12,8 +12,8 @@
 enum {
     AGAIN_MS = 50,
     COMMIT_AGAIN_MS = 200,
-    COMMIT_ALL_MS = 3600000, /* Kafka deletes offsets that were not committed for days */
-    LEAVE_COMMIT_MS = 2000,  /* for the last commit before a partition is given up */
+    COMMIT_ALL_MS = 10000,  /* unchanged ones too: see begin_commit() */
+    LEAVE_COMMIT_MS = 2000, /* for the last commit before a partition is given up */
 };
 
 typedef rd_kafka_topic_partition_list_t kafka_list;
@@ -78,6 +78,9 @@ static void poll_commit(struct kafka_reader *reader, int wait_ms)
     rd_kafka_event_destroy(event);
 }
 
+/* Offsets that have not changed are committed again from time to time. Kafka deletes those that were not for days. And librdkafka
+ * (2.0) keeps a commit whose broker died, and sends it when one is back, however late: without a generation Kafka takes it from a
+ * member that has no partition any more, and the group's offset goes back behind the one that its holder has committed since. */
 static void begin_commit(struct kafka_reader *reader)
 {
     kafka_list *list = rd_kafka_topic_partition_list_new(4);

@@ -1,7 +1,8 @@
 /* The Kafka driver: partitions by locks of PostgreSQL: a lock that is lost or that another one was faster to take, a holder that was
- * frozen. */
+ * frozen, a commit that comes late. */
 #include "base/log.h"
 #include "bus/kafka/inside.h"
+#include "kafka_fixture.h"
 #include "sql_rig.h"
 #include "test_kafka.h"
 
@@ -224,6 +225,89 @@ static void test_assignments_in_a_row_are_each_complete(void **state)
     recorder_deinit(&recorder);
 }
 
+/* The next commit is held on its way until the test lets it go; then Kafka takes it, and its sender hears that it was lost. */
+static atomic_int late; /* 1: hold the next one, 2: held, 3: let it go, 4: it has arrived */
+
+typedef void commit_done_fn(rd_kafka_t *rk, rd_kafka_resp_err_t error, rd_kafka_topic_partition_list_t *list,
+                            void *opaque);
+rd_kafka_resp_err_t __real_rd_kafka_commit_queue(rd_kafka_t *rk, const rd_kafka_topic_partition_list_t *list,
+                                                 rd_kafka_queue_t *queue, commit_done_fn *done, void *opaque);
+rd_kafka_resp_err_t __wrap_rd_kafka_commit_queue(rd_kafka_t *rk, const rd_kafka_topic_partition_list_t *list,
+                                                 rd_kafka_queue_t *queue, commit_done_fn *done, void *opaque);
+
+static bool await_late(int step)
+{
+    int64_t deadline_ns = clock_deadline_ms(PATIENCE_MS);
+
+    while (late < step && clock_ms_left(deadline_ns) > 0)
+        pause_ms(1);
+    return late >= step;
+}
+
+rd_kafka_resp_err_t __wrap_rd_kafka_commit_queue(rd_kafka_t *rk, const rd_kafka_topic_partition_list_t *list,
+                                                 rd_kafka_queue_t *queue, commit_done_fn *done, void *opaque)
+{
+    int armed = 1;
+
+    if (!atomic_compare_exchange_strong(&late, &armed, 2))
+        return __real_rd_kafka_commit_queue(rk, list, queue, done, opaque);
+    await_late(3);
+    while (rd_kafka_commit(rk, list, 0))
+        pause_ms(10);
+    late = 4;
+    return RD_KAFKA_RESP_ERR__FAIL;
+}
+
+static bool await_committed(const char *topic, const char *group, int64_t wanted)
+{
+    static struct bus_kafka_position positions[BUS_PARTITIONS_MAX];
+    struct bus_kafka_config config = {.brokers = kafka_fixture_brokers()};
+    int64_t deadline_ns = clock_deadline_ms(PATIENCE_MS);
+    unsigned count;
+
+    while (clock_ms_left(deadline_ns) > 0) {
+        if (bus_kafka_positions(&config, topic, group, deadline_ns, positions, &count, NULL) == STATUS_OK &&
+            count == 1 && positions[0].committed == wanted)
+            return true;
+        pause_ms(20);
+    }
+    return false;
+}
+
+/* As one that librdkafka keeps while there is no broker: meanwhile another member has taken the partition and committed all. */
+static void test_a_late_commit_of_a_former_holder_is_set_right(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "late", .partitions = 1};
+    static const struct bus_subscription subscription = {.topic = "late", .group = "late"};
+    enum { COUNT = 5 };
+    struct process former, holder;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    kafka_open(&former, &topic, 1);
+    subscribe(&former, &recorder, subscription);
+    process_start(&former);
+    await_ready(&recorder);
+    late = 1;
+    publish(&former, "late", "k", 0);
+    bool is_held = await_late(2);
+    kafka_open(&holder, &topic, 1);
+    subscribe(&holder, &recorder, subscription);
+    process_start(&holder);
+    for (int i = 1; i < COUNT; i++)
+        publish(&former, "late", "k", i);
+    bool is_committed = await_committed("late", "late", COUNT);
+    late = 3;
+    bool is_late = await_late(4), is_right = await_committed("late", "late", COUNT);
+    process_close(&former);
+    process_close(&holder);
+    assert_true(is_held);
+    assert_true(is_committed);
+    assert_true(is_late);
+    assert_true(is_right);
+    recorder_deinit(&recorder);
+}
+
 int kafka_run_locks(void)
 {
     const struct CMUnitTest tests[] = {
@@ -232,6 +316,7 @@ int kafka_run_locks(void)
         cmocka_unit_test(test_a_partition_whose_lock_another_one_took_first_is_not_owned),
         cmocka_unit_test(test_a_partition_is_not_given_up_while_its_handler_runs),
         cmocka_unit_test(test_assignments_in_a_row_are_each_complete),
+        cmocka_unit_test(test_a_late_commit_of_a_former_holder_is_set_right),
     };
     return cmocka_run_group_tests_name("kafka locks", tests, NULL, NULL);
 }
