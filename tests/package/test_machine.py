@@ -11,12 +11,14 @@ from conftest import ROOT
 from machine import Machine, fetch_dependencies, make_root
 
 sys.path.insert(0, str(ROOT / "tests" / "system"))
+from lib.certs import Authority  # noqa: E402 pylint: disable=wrong-import-position
 from lib.pages import Page, matches  # noqa: E402 pylint: disable=wrong-import-position
 
 pytestmark = pytest.mark.whole
+PAGE = Page(ROOT, ROOT / "docs" / "DEPLOY.md")
 READY = "curl -sf http://127.0.0.1:8080/actuator/health/readiness"
-FRESH = ("apt-get -q install -y --no-install-recommends ./freshet.deb && "
-         "su - postgres -c 'createuser freshet && createdb --owner freshet freshet'")
+INSTALL = "apt-get -q install -y --no-install-recommends ./freshet.deb"
+FRESH = f"{INSTALL} && su - postgres -c 'createuser freshet && createdb --owner freshet freshet'"
 KEEP = "--no-install-recommends -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold"  # not asked
 TOKEN = "freshet token --tenant demo --key /etc/freshet/token-key.json --jwks /etc/freshet/jwks.json"
 
@@ -54,14 +56,57 @@ def other_version(package, version, folder):
 
 def test_the_commands_of_the_deployment_page_work(machine):
     """A newcomer's way, from the package to several processes."""
-    page = Page(ROOT, ROOT / "docs" / "DEPLOY.md")
-    examples = page.examples("runs in a clean Debian")
+    examples = PAGE.examples("runs in a clean Debian")
     assert len(examples) >= 6
     environment = ""
     for block, expected in examples:
         printed = machine.run(environment + block.text)
         environment += "".join(line + "\n" for line in block.text.splitlines() if line.startswith("export "))
-        assert expected is None or matches(expected, printed), f"{page.name}:{block.line}\n{printed}"
+        assert expected is None or matches(expected, printed), f"{PAGE.name}:{block.line}\n{printed}"
+
+
+def follow(machine, title, **options):
+    """Runs the blocks of a section that another section's commands exclude."""
+    examples = PAGE.under(title, "runs in a Debian of its own")
+    assert examples
+    for block, _ in examples:
+        status, printed = machine.try_run(block.text, start_new_session=True, **options)  # a prompt reads its input, not a terminal
+        assert status == 0, f"{PAGE.name}:{block.line}\n{printed}"
+
+
+def test_the_page_s_commands_for_least_privileges_and_upgrades_work(machine, package, tmp_path):
+    """C10: the service writes without being able to create anything, before, after and between the two versions."""
+    machine.run(INSTALL)
+    follow(machine, "Least privileges", input="PASSWORD\nPASSWORD\n")  # the page's word, as the two prompts read it
+    machine.wait_for(READY)
+    put = f"FRESHET_TOKEN=$({TOKEN}) freshet put demo FEATURE a"
+    assert machine.run(f"{put} 1") == "1\n"
+    owners = "select distinct tableowner from pg_tables where schemaname not in ('pg_catalog', 'information_schema')"
+    assert machine.run(f"su - postgres -c 'psql -Atc \"{owners}\" freshet'") == "freshet_owner\n"
+    machine.run("! su - freshet -s /bin/sh -c 'psql -c \"create table refdata.mine (a int)\" freshet'")
+    machine.put(other_version(package, "99.0-1", tmp_path), "/root/freshet_NEW.deb")
+    machine.run("cp freshet.deb freshet_OLD.deb")
+    follow(machine, "Upgrade and rollback", input="")
+    assert machine.run("dpkg-query -W -f '${Version}' freshet") != "99.0-1"
+    machine.wait_for(READY)
+    assert machine.run(f"{put} 2") == "2\n"
+
+
+def test_the_page_s_commands_for_tls_work(machine, tmp_path):
+    authority = Authority(tmp_path)
+    for source, name in zip((*authority.server(), authority.ca), ("server.crt", "server.key", "ca.crt")):
+        machine.put(source, f"/root/{name}")
+    machine.run(FRESH)
+    machine.wait_for(READY)
+    follow(machine, "Network and TLS")
+    secure = READY.replace("http://127.0.0.1:8080", "https://localhost:8443").replace("curl", "curl --cacert ca.crt")
+    machine.wait_for(secure)
+    assert machine.run(f"FRESHET_TOKEN=$({TOKEN}) freshet put demo FEATURE a 1 --url https://localhost:8443 --ca ca.crt") == "1\n"
+    (drop_in,) = [block.text for block in PAGE.blocks if block.language == "ini"]  # as `systemctl edit` saves it
+    machine.run("mkdir /etc/systemd/system/freshet.service.d; echo FRESHET_LISTEN=0.0.0.0:443 >>/etc/default/freshet\n"
+                f"cat >/etc/systemd/system/freshet.service.d/override.conf <<'END'\n{drop_in}END\n"
+                "systemctl daemon-reload; systemctl restart freshet")
+    machine.wait_for(secure.replace(":8443", ""))
 
 
 def test_the_service_has_few_rights_and_ends_in_order(machine):

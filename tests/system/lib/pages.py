@@ -5,6 +5,7 @@ Conventions, all of them invisible to a reader:
     <!-- runs -->      before a ```sh block: it is run. The blocks of one page share one shell, in their order.
     <!-- runs on the engines -->   the same with Kafka, Redis and NATS underneath, by tests/engines/test_docs.py.
     <!-- runs in a clean Debian -->   the same in one that boots with systemd, by tests/package/test_machine.py.
+    <!-- runs in a Debian of its own -->   the same, a section by itself: what is done instead of another one's commands.
     <!-- runs as an operator -->   the same on a small installation, with freshet, psql and systemctl as an operator has them, by
                        test_runbook.py; a section is run by itself.
     <!-- answers -->   before a block behind it: what that run printed. A `…` stands for any text within its line.
@@ -13,7 +14,7 @@ import re
 from dataclasses import dataclass
 
 FENCE = re.compile(r"^```(\w*)\s*$")
-MARK = re.compile(r"^<!-- (runs|runs on the engines|runs in a clean Debian|runs as an operator|answers) -->$")
+MARK = re.compile(r"^<!-- (runs|runs on the engines|runs in a clean Debian|runs in a Debian of its own|runs as an operator|answers) -->$")
 HEADING = re.compile(r"^#+ +(.*?)\s*$", re.M)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
