@@ -100,15 +100,17 @@ bool client_connect(struct client *client);
     "the pod's address (default $FRESHET_URL, else 127.0.0.1 with port $FRESHET_PORT or 8080)"
 #define CLIENT_TOKEN_HELP \
     "bearer token (default $FRESHET_TOKEN, else a development token, see `freshet token`)"
-#define CLIENT_TLS_ROWS(tls)                                                                      \
-    {"--ca", "FILE",                                                                              \
-     "authorities (PEM) for an https address (default $FRESHET_CA, else those of the system)",    \
-     .into = &(tls).ca_file},                                                                     \
-        {"--cert", "FILE", "certificate (PEM) of this client (default $FRESHET_CERT, else none)", \
-         .into = &(tls).cert_file},                                                               \
-    {                                                                                             \
-        "--key", "FILE", "its key (default $FRESHET_KEY, else in the file of --cert)",            \
-            .into = &(tls).key_file                                                               \
+#define CLIENT_TLS_ROWS(tls)                                                                   \
+    {"--ca", "FILE",                                                                           \
+     "authorities (PEM) for an https address (default $FRESHET_CA, else those of the system)", \
+     .into = &(tls).ca_file},                                                                  \
+        CLIENT_CERTIFICATE_ROWS(tls)
+#define CLIENT_CERTIFICATE_ROWS(tls)                                                          \
+    {"--cert", "FILE", "certificate (PEM) of this client (default $FRESHET_CERT, else none)", \
+     .into = &(tls).cert_file},                                                               \
+    {                                                                                         \
+        "--key", "FILE", "its key (default $FRESHET_KEY, else in the file of --cert)",        \
+            .into = &(tls).key_file                                                           \
     }
 #define CLIENT_ROWS(client)                                                                              \
     {"--url", "URL", CLIENT_URL_HELP, .into = &(client).url},                                            \

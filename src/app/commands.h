@@ -29,6 +29,7 @@ int app_updates(int argc, char **argv);
 int app_outbox(int argc, char **argv);
 int app_dlq(int argc, char **argv);
 int app_doctor(int argc, char **argv);
+int app_ping(int argc, char **argv);
 int app_verify(int argc, char **argv);
 int app_plan(int argc, char **argv);
 int app_manual(int argc, char **argv);

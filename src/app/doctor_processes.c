@@ -31,16 +31,9 @@ static const struct db_statement unread_sql =
 /* A process that listens everywhere is reached by its host's name. */
 static void add_pod(struct doctor_place *place, struct str host, struct str address)
 {
-    static const char *const everywhere[] = {"0.0.0.0:", "[::]:", "*:", NULL};
     bool is_here = doctor_is_here(host);
-    struct str shown = is_here ? STR("127.0.0.1") : host, port = STR_NONE;
-    for (const char *const *prefix = everywhere; *prefix; prefix++)
-        if (str_starts_with(address, str_from(*prefix)))
-            port = str_skip(address, strlen(*prefix));
-    const char *scheme = kernel_http_has_tls(place->doctor->config) ? "https" : "http";
     struct str url =
-        port.len ? arena_printf(&place->arena, "%s://%.*s:%.*s", scheme, STR_ARG(shown), STR_ARG(port))
-                 : arena_printf(&place->arena, "%s://%.*s", scheme, STR_ARG(address));
+        kernel_http_url(place->doctor->config, address, is_here ? STR_NONE : host, &place->arena);
     bool is_loopback = str_starts_with(address, STR("127.")) || str_starts_with(address, STR("localhost:")) ||
                        str_starts_with(address, STR("[::1]:"));
     if (is_here || !is_loopback)

@@ -183,6 +183,7 @@ const struct command app_commands[] = {
     {"tail", "follow a chat, or a dictionary, in the terminal", app_tail},
     {"status", "print the status of an update", app_status},
     {"doctor", "print everything that is wrong now, with the command that helps", app_doctor},
+    {"ping", "ask the process of this configuration whether it lives", app_ping},
     {"top", "show pods, rates, freshness, lag and dictionaries on a live screen", app_top},
     {"updates", "list updates, and show what will decide one that is PENDING", app_updates},
     {"outbox", "list events that are stuck, and retry, drop, unlock or publish them again", app_outbox},

@@ -97,8 +97,8 @@ static size_t on_body(char *bytes, size_t size, size_t count, void *arg)
 
 static void set_tls(CURL *curl, const struct fetch_tls *tls)
 {
-    curl_easy_setopt(curl, CURLOPT_SSL_VERIFYPEER, 1L);
-    curl_easy_setopt(curl, CURLOPT_SSL_VERIFYHOST, 2L);
+    curl_easy_setopt(curl, CURLOPT_SSL_VERIFYPEER, tls->is_unverified ? 0L : 1L);
+    curl_easy_setopt(curl, CURLOPT_SSL_VERIFYHOST, tls->is_unverified ? 0L : 2L);
     curl_easy_setopt(curl, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2);
     if (tls->ca_file) {
         curl_easy_setopt(curl, CURLOPT_CAINFO, tls->ca_file);

@@ -14,6 +14,8 @@ struct fetch_tls {       /* of https; files in PEM */
     const char *ca_file; /* authorities that the server's certificate must come from; NULL = the system's */
     const char *cert_file,
         *key_file; /* the client's own, NULL = none; without a key_file the key is in cert_file */
+    bool
+        is_unverified; /* any certificate of the server is good: only for this machine's own, and without secrets */
 };
 
 struct fetch_request {

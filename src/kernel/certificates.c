@@ -15,11 +15,6 @@ static void give_certificate(const char *field, struct str certificate, struct s
     http_tls_unref(tls);
 }
 
-bool kernel_http_has_tls(const struct config *config)
-{
-    return ((const struct kernel_http_settings *)config_section(config, "http"))->tls.cert_file.len > 0;
-}
-
 void kernel_certificates_each(const struct config *config,
                               void (*fn)(const struct kernel_certificate *certificate, void *arg), void *arg)
 {

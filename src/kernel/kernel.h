@@ -173,13 +173,18 @@ struct db_target kernel_postgres_target(const struct kernel_postgres *settings);
 enum status kernel_postgres_check(const struct config *config, const struct kernel_postgres *settings,
                                   const char *block, struct error *error) MUST_CHECK;
 
+/* ---- where a process listens ---- */
+struct str kernel_http_address(const struct config *config); /* the first of http.listen */
+/* The URL of such an address, in the arena. `host` stands for an address that means all of a machine; empty = this one. */
+struct str kernel_http_url(const struct config *config, struct str address, struct str host,
+                           struct arena *arena);
+
 /* ---- certificates that the file names ---- */
 struct kernel_certificate {
     const char *field; /* "http.tls" */
     struct str file;
     int64_t not_after_s; /* unix */
 };
-bool kernel_http_has_tls(const struct config *config); /* do clients have to speak TLS? */
 /* Of the server and of the clients of engines, those that can be read. */
 void kernel_certificates_each(const struct config *config,
                               void (*fn)(const struct kernel_certificate *certificate, void *arg), void *arg);

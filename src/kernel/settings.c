@@ -345,6 +345,28 @@ static bool is_loopback(struct str address)
            str_starts_with(address, STR("[::1]:")) || str_starts_with(address, STR("localhost:"));
 }
 
+struct str kernel_http_address(const struct config *config)
+{
+    return ((const struct kernel_http_settings *)config_section(config, "http"))->listen.items[0];
+}
+
+struct str kernel_http_url(const struct config *config, struct str address, struct str host,
+                           struct arena *arena)
+{
+    static const struct {
+        const char *prefix, *own;
+    } all[] = {{"0.0.0.0:", "127.0.0.1"}, {"[::]:", "[::1]"}};
+    const struct kernel_http_settings *http = config_section(config, "http");
+    const char *scheme = http->tls.cert_file.len ? "https" : "http";
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (str_starts_with(address, str_from(all[i].prefix))) {
+            struct str port = str_skip(address, strlen(all[i].prefix));
+            host = host.len ? host : str_from(all[i].own);
+            return arena_printf(arena, "%s://%.*s:%.*s", scheme, STR_ARG(host), STR_ARG(port));
+        }
+    return arena_printf(arena, "%s://%.*s", scheme, STR_ARG(address));
+}
+
 /* C5: authentication can be switched off only together with a loopback-only listener. */
 static enum status check_listen(const struct kernel_options *options, const struct config *config,
                                 struct error *error)

@@ -5,7 +5,9 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,7 @@ def test_the_image_is_not_run_by_root_and_says_how_it_is_stopped():
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", last_of("USER"))
     assert last_of("STOPSIGNAL") == "SIGTERM" and last_of("EXPOSE") == "8080"
     assert json.loads(last_of("ENTRYPOINT")) == ["/usr/bin/freshet"] and json.loads(last_of("CMD")) == ["serve"]
-    assert "/actuator/health/liveness" in last_of("HEALTHCHECK")
+    assert "freshet ping" in last_of("HEALTHCHECK")
 
 
 @pytest.mark.whole
@@ -125,7 +127,22 @@ def test_the_steps_of_the_file_make_an_image_that_is_small_and_runs(tmp_path):
     assert os.listdir(root / "etc/freshet") == ["freshet.yaml"], "a key is in the image"
     checked = subprocess.run([*as_user, "/usr/bin/freshet", "config"], env=env, capture_output=True, text=True, check=False)
     assert checked.stdout == "/etc/freshet/freshet.yaml: ok\n", checked.stderr
+    check_health(as_user, env)
     print(f"image: {image_bytes(root, tmp_path, uid, gid) >> 20} MiB compressed")
+
+
+def check_health(as_user, env):
+    """At another port than the image's own: the process lives without a database, and is dead when it has ended."""
+    asks = [*as_user, *json.loads(last_of("HEALTHCHECK").partition("CMD ")[2])]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        env = env | {"FRESHET_LISTEN": f"0.0.0.0:{free.getsockname()[1]}"}
+    with subprocess.Popen([*as_user, "/usr/bin/freshet", "serve"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 30
+        while subprocess.run(asks, env=env, capture_output=True, check=False).returncode != 0:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        process.terminate()
+    assert subprocess.run(asks, env=env, capture_output=True, check=False).returncode == 1
 
 
 def image_bytes(root, folder, uid, gid):
