@@ -9,9 +9,10 @@ from chart import FOLDER, GOLDEN, VALUES, values_of
 pytestmark = pytest.mark.whole
 
 # Further ways to render an example: everything that an option turns on has to be valid too.
+OWNER = ("--set", "postgres.migration.username=freshet_owner,postgres.migration.existingSecret=owner,postgres.migration.secretKey=word")
 VARIANTS = {
     "development": [(), ("--set", "migration.enabled=true"), ("--set", "restartOnConfigChange=true")],
-    "production": [(), ("--set", "istio.enabled=false", "--set", "tls.existingSecret=t", "--set", "tls.clientCa=true"), ("--set", "lifecycle.drainDelaySeconds=5", "--set", "lifecycle.preStopSeconds=0"), ("--set", "secrets.mode=env"), ("--set", "mode=all"), ("--set", "roles.adapter.enabled=true"),
+    "production": [(), ("--set", "istio.enabled=false", "--set", "tls.existingSecret=t", "--set", "tls.clientCa=true"), ("--set", "lifecycle.drainDelaySeconds=5", "--set", "lifecycle.preStopSeconds=0"), ("--set", "secrets.mode=env"), OWNER, ("--set", "mode=all"), ("--set", "roles.adapter.enabled=true"),
                    ("--set", "istio.enabled=false"), ("--set", "istio.mode=ambient"), ("--set", "prometheusRule.enabled=true"),
                    ("--set", "istio.principals={cluster.local/ns/a/sa/b}", "--set", "istio.certificateClients={cluster.local/ns/c/sa/d}"),
                    ("--set", "roles.query.runs={query,command}", "--set", "roles.command.enabled=false")],
@@ -171,7 +172,7 @@ def test_passwords_reach_the_program_and_no_configmap(chart, mode, word):
             mounted = {f"{mount['mountPath']}/{secrets[mount['name']]['items'][0]['path']}"
                        for mount in container["volumeMounts"] if mount["name"] in secrets}
         else:
-            mounted = {each["name"] for each in container["env"] if "secretKeyRef" in each.get("valueFrom", {})}
+            mounted = {each["name"] for each in container.get("env", []) if "secretKeyRef" in each.get("valueFrom", {})}
             assert not secrets
         assert mounted == named, where
 
@@ -195,6 +196,32 @@ def test_the_migration_runs_before_the_pods(chart):
         labels = job["spec"]["template"]["metadata"]["labels"]
         assert not [where for where, service in chart.of_kind("production", "Service", *more).items()
                     if service["spec"]["selector"].items() <= labels.items()], "a Service would send requests to the Job"
+
+
+@pytest.mark.parametrize("mode", ["file", "env"])
+def test_the_migration_may_have_a_login_of_its_own(chart, mode):
+    """C10: the pods never see the owner's password, nor the Job theirs."""
+    more = (*OWNER, "--set", f"secrets.mode={mode}")
+    configs = {name: yaml.safe_load(each["data"]["freshet.yaml"]) for name, each in chart.of_kind("production", "ConfigMap", *more).items()}
+    owner = configs["freshet-migrate"]
+    for postgres in (owner["postgres"], owner["refdata"]["postgres"]):
+        assert postgres.pop("username") == "freshet_owner"
+        postgres["username"] = "freshet"
+    assert owner == configs["freshet"]
+    for where, template in chart.pod_specs("production", *more).items():
+        container, = template["spec"]["containers"]
+        secrets = {each["secret"]["secretName"]: each["secret"]["items"][0]["key"] for each in template["spec"]["volumes"] if "secret" in each}
+        secrets |= {each["valueFrom"]["secretKeyRef"]["name"]: each["valueFrom"]["secretKeyRef"]["key"]
+                    for each in container.get("env", []) if "secretKeyRef" in each.get("valueFrom", {})}
+        logins = {name: key for name, key in secrets.items() if name in ("owner", "freshet-postgres")}
+        assert logins == ({"owner": "word"} if where.startswith("Job ") else {"freshet-postgres": "password"}), where
+
+
+def test_the_job_can_be_applied_before_the_release(chart):
+    """As README.md does before it grants."""
+    done = chart.template(VALUES["production"], *OWNER, "-s", "templates/migration.yaml")
+    made = [(each["kind"], each["metadata"]["name"]) for each in yaml.safe_load_all(done.stdout)]
+    assert made == [("ConfigMap", "freshet-migrate"), ("Job", "freshet-migrate")], done.stderr
 
 
 def test_tls_is_used_by_whoever_asks_the_pods(chart):
