@@ -134,9 +134,12 @@ static int64_t deadline_of(const struct http_connection *connection)
     case HTTP_STATE_HEAD:
         if (exchange || http_tls_is_opening(connection) || http_tls_has_input(connection))
             return after_ms(since_ns, limits->header_timeout_ms);
-        /* Idle: from the last byte or, where the last request took long, from its answer. */
+        /* Idle: from the last byte or, where the last request took long, from its answer. A drain has left only those that
+         * have not sent their first request since the handshake. */
         return after_ms(connection->progress_ns > since_ns ? connection->progress_ns : since_ns,
-                        limits->idle_timeout_ms);
+                        connection->home->draining && limits->idle_timeout_ms > HTTP_IDLE_MIN_MS
+                            ? HTTP_IDLE_MIN_MS
+                            : limits->idle_timeout_ms);
     case HTTP_STATE_BODY:
     case HTTP_STATE_DISCARD:
         /* After body_timeout_ms without progress, or below the least rate. A new window begins when the bytes of a whole window

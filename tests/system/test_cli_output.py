@@ -16,7 +16,7 @@ CONFIGURED = "--config CONFIG"
 # Each command that ends by itself, as an operator would call it. `serve` logs as its configuration says.
 CALLS = [
     f"migrate --status {CONFIGURED}", f"migrate --dry-run {CONFIGURED}", f"migrate --grants r {CONFIGURED}", f"migrate {CONFIGURED}",
-    f"doctor {CONFIGURED}", f"top --once {CONFIGURED}", f"top --once --databases {CONFIGURED}", f"config {CONFIGURED}", f"routes {CONFIGURED}", "get demo D a --timeout 5s", "get demo D a b --timeout 5s",
+    f"doctor {CONFIGURED}", f"ping {CONFIGURED}", f"top --once {CONFIGURED}", f"top --once --databases {CONFIGURED}", f"config {CONFIGURED}", f"routes {CONFIGURED}", "get demo D a --timeout 5s", "get demo D a b --timeout 5s",
     "get demo D --all --timeout 5s", "put demo D a 1 --patience 1s", "load demo D FILE --patience 1s", "watch demo D --count 1 --after 0",
     f"tail demo {PROJECT} {EVENT} --count 1", f"status demo {EVENT}", f"updates list {CONFIGURED}", f"updates show {EVENT} {CONFIGURED}",
     f"outbox list {CONFIGURED}", f"outbox retry --all {CONFIGURED}",

@@ -33,6 +33,13 @@ def test_a_process_is_asked_at_its_own_port(ping, host, asked):
     assert (done.returncode, done.stdout) == (1, "") and "freshet ping: http://" in done.stderr
 
 
+def test_all_addresses_of_ipv6_are_asked_by_ipv6(serve, refdata_db):  # noqa: F811
+    """They are not those of IPv4."""
+    server = serve.make(refdata_db, merge(pod("D"), {"http": {"listen": ["[::]:1"]}}))
+    done = run("ping", "--config", server.config_path, env=server.env)
+    assert done.returncode == 1 and "http://[::1]:1/actuator/health/liveness: " in done.stderr
+
+
 def test_a_process_that_does_not_answer_is_dead_in_time(ping):
     server, asks = ping()
     server.process.send_signal(signal.SIGSTOP)

@@ -1,6 +1,8 @@
 """The certificate of a running server: mistakes at the start, changes under load, the end (issue 14.2, C7)."""
+import contextlib
 import http.client
 import signal
+import socket
 import ssl
 import subprocess
 import threading
@@ -8,6 +10,7 @@ import threading
 import pytest
 
 from lib.certs import Authority, organization, replace
+from lib.config import merge
 from lib.fixtures import ROOT
 from lib.freshet import binary, run
 from lib.operator import MARK, Operator
@@ -230,6 +233,29 @@ def test_a_stop_answers_what_is_in_flight_and_ends_with_close_notify(serve, auth
     busy.socket.suppress_ragged_eofs = False
     assert busy.socket.recv(1) == b""
     server.stop()
+
+
+def test_a_handshake_without_a_request_does_not_hold_up_a_stop(serve, authority, filled):
+    """Handshakes that end while the process stops wait for a request, for a moment."""
+    server = serve.make(filled, merge(settings(authority), {"http": {"loops": 1, "stopTimeout": "40s"}}))
+    server.tls = authority.trust()
+    server.start()
+    server.process.send_signal(signal.SIGSTOP)  # hellos arrive, of which a tick of the loop takes a few
+    clients = []
+    for _ in range(200):
+        plain = socket.create_connection(("127.0.0.1", server.port))
+        plain.setblocking(False)
+        clients.append(server.tls.wrap_socket(plain, server_hostname="localhost", do_handshake_on_connect=False))
+        with contextlib.suppress(ssl.SSLWantReadError):
+            clients[-1].do_handshake()
+    server.process.send_signal(signal.SIGTERM)
+    server.process.send_signal(signal.SIGCONT)
+    for client in clients:
+        client.settimeout(30)
+        client.do_handshake()
+    assert server.process.wait(20) == 0, "a client that sends nothing held up the stop"
+    for client in clients:
+        client.close()
 
 
 def test_a_certificate_is_rotated_by_the_procedure_of_the_runbook(serve, authority, filled, tmp_path):
