@@ -383,7 +383,7 @@ static enum status change_outbox(struct dlq_command *command, struct db_conn *co
                                                                         : STR_NONE,
                                                .error = str_from(command->reason),
                                                .tenant = str_from(command->tenant),
-                                               .only_failed = true,
+                                               .is_narrow = true,
                                                .rows_max = admin->rows_max};
     enum status status = db_begin(conn, DB_READ_COMMITTED, admin->deadline_ns, error);
     if (status == STATUS_OK)

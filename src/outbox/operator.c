@@ -3,7 +3,7 @@
 #include "outbox/outbox_inside.h"
 
 /* $1 ids, read once by the sub-select and not for every row, $2 and $3 sequence from and to, $4 aggregate, $5 created since, $6 rows at
- * most, $7 created before, $8 event type, $9 tenant, $10 of a retry: failed ones only, $11 a part of the last error. A table without a sequence has no rows in any range of it. */
+ * most, $7 created before, $8 event type, $9 tenant, $10 of a retry: failed ones only, of an unlock: stuck ones only, $11 a part of the last error. A table without a sequence has no rows in any range of it. */
 #define SELECTED                                                                             \
     " AND ($1::text[] IS NULL OR e.@id = ANY ((SELECT $1::text[]::@id_type[])::@id_type[]))" \
     " AND ($2::text IS NULL OR @number >= $2::text::bigint)"                                 \
@@ -20,10 +20,14 @@
 #define COUNT(where) "SELECT count(*) FROM (" CHOSEN(where) ") c"
 #define AS_NEW "@set_alive @attempts = 0, @claims = 0, @no_outages @next_attempt_at = NULL, @unlock"
 
+#define LEASED_TOO_LONG                                                      \
+    "@leased AND (e.@created_at < now() - interval '" OUTBOX_LEASED_LONG_SQL \
+    "' OR e.@locked_until > now() + interval '2 hours')"
+
 /* What a change applies to. Discarded events are among the published ones, with their error; they are republished only by id. */
 #define RETRIED "(@is_failed) OR (NOT $10 AND @live AND e.@attempts > 0 AND (@leased) IS NOT TRUE)"
 #define REPUBLISHED "@is_published AND ($1::text[] IS NOT NULL OR NOT (@is_discarded))"
-#define UNLOCKED "@live AND @leased"
+#define UNLOCKED "@live AND @leased AND (NOT $10 OR e.@attempts > 0 OR (" LEASED_TOO_LONG "))"
 static const struct {
     const char *change, *count;
 } change_templates[] = {
@@ -35,9 +39,6 @@ static const struct {
 
 /* ---- lists ---- */
 
-#define LEASED_TOO_LONG                                                      \
-    "@leased AND (e.@created_at < now() - interval '" OUTBOX_LEASED_LONG_SQL \
-    "' OR e.@locked_until > now() + interval '2 hours')"
 static const char *const conditions[] = {
     [OUTBOX_PENDING] = "@live AND (@leased) IS NOT TRUE",
     [OUTBOX_IN_FLIGHT] = "@live AND @leased",
@@ -90,7 +91,7 @@ static enum status run_template(struct db_conn *conn, const struct outbox_table 
         DB_PARAMS(db_text_array(selection->ids), db_text(selection->first), db_text(selection->last),
                   db_text(selection->aggregate), db_text(selection->since), db_i64(selection->rows_max),
                   db_text(selection->until), db_text(selection->event_type), db_text(selection->tenant),
-                  db_bool(selection->only_failed), db_text(selection->error)),
+                  db_bool(selection->is_narrow), db_text(selection->error)),
         deadline_ns, rows, error);
     arena_deinit(&arena);
     return status;

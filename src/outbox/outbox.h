@@ -295,7 +295,8 @@ struct outbox_selection {   /* all conditions hold; empty = any */
         until; /* created_at: from this moment on, before this one, as PostgreSQL reads it; ptr NULL = open */
     struct str event_type, tenant; /* ptr NULL = any */
     struct str error;              /* a part of the last error; ptr NULL = any */
-    bool only_failed;              /* of a retry: not those that wait for their next attempt */
+    bool
+        is_narrow; /* of a retry: not those that wait for their next attempt; of an unlock: only those that are stuck */
     int64_t rows_max;
 };
 

@@ -154,6 +154,15 @@ def test_every_action_changes_what_it_is_for_and_is_audited(server, token, fille
         ("acme", "ann", "outbox.unlock", "refdata.outbox_event", 2, "dead pod")]
 
 
+def test_an_unlock_of_what_is_stuck_leaves_the_leases_of_what_is_not(server, token, filled):
+    """4 is in flight for too long, 3 a moment only: its process works on it."""
+    with server.client(token("acme", scope=WRITE)) as client:
+        body = {"filter": {"state": "stuck"}, "reason": "dead pod"}
+        assert post(client, TABLE + "/unlock", {**body, "dry_run": True})["matched"] == 1
+        assert post(client, TABLE + "/unlock", body)["changed"] == 1
+        assert listed(client, "?state=in_flight") == ids(filled, 3)
+
+
 @pytest.mark.parametrize("body, field", [
     ({"ids": ["1"]}, "reason"), ({"ids": ["1"], "reason": ""}, "reason"), ({"ids": ["1"], "reason": "x" * 501}, "reason"),
     ({"reason": "x"}, "ids"), ({"ids": [], "reason": "x"}, "ids"), ({"ids": ["a"], "reason": "x"}, "ids"),

@@ -139,7 +139,7 @@ static enum status change_outbox(struct ops_change *change, struct db_conn *conn
                                                .until = work->choice.to,
                                                .error = work->choice.reason,
                                                .tenant = work->choice.tenant,
-                                               .only_failed = true,
+                                               .is_narrow = true,
                                                .rows_max = TABLE_ROWS_MAX};
     enum status status = (change->is_dry_run ? outbox_change_count : outbox_change)(
         conn, work->source.outbox, kind, &selection, deadline_ns, &change->matched, error);

@@ -208,7 +208,8 @@ static enum status read_filter(struct outbox_work *work, const struct json_value
     if (status == STATUS_OK && !fits_state(work->change, question.values[0]))
         status = error_set_field(error, STATUS_BAD_REQUEST, "state",
                                  "state is one that this action does not change");
-    work->selection.only_failed = str_eq(question.values[0], STR("failed"));
+    work->selection.is_narrow =
+        str_eq(question.values[0], work->change == OUTBOX_CHANGE_UNLOCK ? STR("stuck") : STR("failed"));
     work->selection.event_type = question.values[1];
     work->selection.aggregate = question.values[2];
     work->selection.since = question.values[3];
