@@ -352,6 +352,7 @@ static enum status change_topic(struct dlq_command *command, struct db_conn *con
                                      .is_dry_run = admin->is_dry_run,
                                      .ids = command->id_count ? command->places : NULL,
                                      .id_count = command->id_count,
+                                     .letters_max = admin->rows_max - *count,
                                      .filter = {.tenant = str_from(command->tenant),
                                                 .reason = str_from(command->reason),
                                                 .to_us = command->id_count ? 0 : begun_us},

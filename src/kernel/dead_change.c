@@ -150,11 +150,11 @@ static size_t drop_without_content(struct dead_change *change, struct dead_item 
 static enum status choose_by_filter(struct dead_change *change, struct arena *scanned,
                                     struct dead_item **items, size_t *count, struct error *error)
 {
-    int64_t now_ns = clock_mono_ns();
+    int64_t now_ns = clock_mono_ns(), most = change->letters_max;
     struct dead_scan scan = {.place = change->place,
                              .filter = change->filter,
                              .is_oldest_first = true,
-                             .limit = DEAD_CHANGE_MAX,
+                             .limit = most > 0 && most < DEAD_CHANGE_MAX ? (size_t)most : DEAD_CHANGE_MAX,
                              .until_ns = now_ns + (change->place.deadline_ns - now_ns) / 2,
                              .arena = scanned};
     enum status status;

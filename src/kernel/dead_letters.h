@@ -112,8 +112,9 @@ struct dead_change {
     struct dead_place place;
     bool requeues; /* else discards */
     bool is_dry_run;
-    const struct dead_position *ids; /* NULL = by the filter, oldest first, at most DEAD_CHANGE_MAX */
+    const struct dead_position *ids; /* NULL = by the filter, oldest first */
     size_t id_count;
+    int64_t letters_max;       /* of a filter; 0 = DEAD_CHANGE_MAX, which is the most */
     struct dead_filter filter; /* of ids: the tenant only */
     struct str who, why;
     int64_t

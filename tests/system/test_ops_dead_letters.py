@@ -321,6 +321,13 @@ def test_more_letters_than_one_transaction_takes_are_all_requeued(server, dlq, r
 
 # ---- what is not chosen does not stand in the way ----
 
+def test_a_limit_holds_for_letters_of_a_topic_too(server, dlq, refdata_db):  # noqa: F811
+    letters = put_letters(refdata_db, 30)
+    assert dlq("discard", "--source", COMMANDS, "--all", "--limit", "5") == (0, [f"{COMMANDS}: 5 discarded"], "")
+    assert refdata_db.value("select count(*) from platform.dead_letter_decision") == 5
+    assert dlq("list", "--source", COMMANDS)[1][0].split()[0] == f"id={COMMANDS}/{letters[5]}"
+
+
 def test_letters_of_others_do_not_hide_those_behind_them(server, token, refdata_db):  # noqa: F811
     put_letters(refdata_db, 20500, tenant="other")
     mine = put_letters(refdata_db, 3, tenant="acme")
