@@ -67,10 +67,11 @@ const commands = {
   post_message: ({ project_id, session_id, content, key }) => client.postMessage(project_id, session_id, content, key ? { key } : {}),
   request: async ({ method, target, body }) =>
     (await client.request(method, target, body === undefined ? {} : { body: JSON.stringify(body) })).json,
-  async follow({ name, dictionary, idle = 45, only }) {
+  async follow({ name, dictionary, idle = 45, only, boxed }) {
     changes.set(name, []);
     const options = { idleMs: idle * 1000, onChange: (batch) => changes.get(name).push(batch) };
     if (only) options.convert = (payload) => payload[only];
+    if (boxed) options.convert = (payload) => new Map(Object.entries(payload));
     copies.set(name, await client.follow(dictionary, options));
     return copies.get(name).version;
   },

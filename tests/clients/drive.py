@@ -61,8 +61,9 @@ def torn(name, seconds):
     return [wrong, seen]
 
 
-def follow(name, dictionary, idle=45.0, only=None):
-    COPIES[name] = STATE["client"].follow(dictionary, idle_timeout=idle, convert=(lambda value: value[only]) if only else None,
+def follow(name, dictionary, idle=45.0, only=None, boxed=False):
+    convert = (lambda value: tuple(value.items())) if boxed else (lambda value: value[only]) if only else None
+    COPIES[name] = STATE["client"].follow(dictionary, idle_timeout=idle, convert=convert,
                                           on_change=STATE.setdefault(f"changes {name}", []).append)
     return COPIES[name].version
 

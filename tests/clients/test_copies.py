@@ -273,6 +273,7 @@ def test_changes_that_are_no_longer_kept_are_read_anew(drive, serve, refdata_db,
             source = Writer(stays, token(), "OLD")
             source.write(writer)
             client("follow", name="o", dictionary="OLD")
+            client("follow", name="boxed", dictionary="OLD", boxed=True)  # of values that JSON can't show
             is_the_truth(client, "o", refdata_db, "OLD")
             line.target = free_port()  # nobody is there
             line.cut()
@@ -282,8 +283,10 @@ def test_changes_that_are_no_longer_kept_are_read_anew(drive, serve, refdata_db,
         line.target = victim.port
         is_the_truth(client, "o", refdata_db, "OLD")
         assert client("copy", name="o")["reloads"] >= 1
-        last = client("changes", name="o")[-1]
-        assert len(last[1]) == 50 and last[2] == ["odd"]
+        client("copy_wait", name="boxed", version=client("copy", name="o")["version"])
+        for name in ("o", "boxed"):
+            last = eventually(lambda name=name: client("changes", name=name))[-1]
+            assert len(last[1]) == 50 and last[2] == ["odd"]
 
 
 def test_a_database_that_went_back_is_followed_back(drive, serve, refdata_db, token):

@@ -14,7 +14,7 @@ type Item = components["schemas"]["Item"];
 export interface CopyOptions<Value> {
   /** What to keep of a payload. */
   convert?: (payload: unknown) => Value;
-  /** Called after each change. */
+  /** Called after each change. When everything had to be read anew, also with objects of `convert` that did not change. */
   onChange?: (batch: Batch) => void;
   /** Without a byte for so long (there are heartbeats) the connection counts as dead. */
   idleMs?: number;
@@ -215,14 +215,16 @@ export class Copy<Value = unknown> implements Iterable<[string, Value]> {
       }
     }
     this.reloads++;
-    if (this.options.onChange) this.tell(difference(this.current, before, this.items));
+    if (this.options.onChange) this.tell(this.difference(before));
     return this.current;
   }
-}
 
-function difference(version: number, before: Map<string, unknown>, after: Map<string, unknown>): Batch {
-  const batch: Batch = { version, upserts: new Map(), deletes: [...before.keys()].filter((key) => !after.has(key)) };
-  for (const [key, value] of after)
-    if (!before.has(key) || JSON.stringify(before.get(key)) !== JSON.stringify(value)) batch.upserts.set(key, value);
-  return batch;
+  /** What `convert` makes need not be JSON: its objects count as changed. */
+  private difference(before: Map<string, Value>): Batch {
+    const after = this.items;
+    const isSame = (a: unknown, b: unknown) => a === b || (!this.options.convert && JSON.stringify(a) === JSON.stringify(b));
+    const batch: Batch = { version: this.current, upserts: new Map(), deletes: [...before.keys()].filter((key) => !after.has(key)) };
+    for (const [key, value] of after) if (!before.has(key) || !isSame(before.get(key), value)) batch.upserts.set(key, value);
+    return batch;
+  }
 }
