@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "app/commands.h"
+#include "app/terminal.h"
 #include "base/backoff.h"
 #include "base/clock.h"
 #include "base/json.h"
@@ -22,11 +23,12 @@ enum {
     BAR_WIDTH = 30,
 };
 #define ANSWER_BYTES_MAX ((size_t)1 << 30)
+#define LINE_BYTES_MAX ((size_t)64 << 20)
 #define DRAW_EVERY_NS (200 * CLOCK_NS_PER_MS)
 
 /* ---- one call ---- */
 
-/* {"code","message"} of C4, or at least the number. */
+/* {"code","message"} of C4, or at least the number. Whoever answered wrote it: it must not move the cursor of a terminal. */
 static enum status refusal_error(int http_status, struct str body, struct error *error)
 {
     enum status status = http_status == 503 ? STATUS_UNAVAILABLE : STATUS_BAD_REQUEST;
@@ -34,12 +36,12 @@ static enum status refusal_error(int http_status, struct str body, struct error 
     if (json_parse_stored(body, JSON_DEPTH_MAX, &answer, NULL) != STATUS_OK)
         answer = (struct json_value){0};
     struct arena arena = ARENA(512);
-    struct str code = json_get_text(&answer, STR("code"), &arena);
-    struct str message = json_get_text(&answer, STR("message"), &arena);
-    struct str field = json_get_text(&answer, STR("field"), &arena);
-    if (code.len && message.len)
-        error_set_field(error, status, arena_str(&arena, code).ptr, "%d %.*s: %.*s%s%.*s", http_status,
-                        STR_ARG(code), STR_ARG(field), field.len ? ": " : "", STR_ARG(message));
+    const char *code = terminal_text(json_get_text(&answer, STR("code"), &arena), &arena);
+    const char *message = terminal_text(json_get_text(&answer, STR("message"), &arena), &arena);
+    const char *field = terminal_text(json_get_text(&answer, STR("field"), &arena), &arena);
+    if (*code && *message)
+        error_set_field(error, status, code, "%d %s: %s%s%s", http_status, code, field, *field ? ": " : "",
+                        message);
     else
         error_set(error, status, "%d, and " CLIENT_STRANGE_ANSWER, http_status);
     arena_deinit(&arena);
@@ -137,6 +139,10 @@ bool pod_take_lines(void *context, struct str bytes)
     while (bytes.len) {
         const char *end = memchr(bytes.ptr, '\n', bytes.len);
         size_t len = end ? (size_t)(end - bytes.ptr) : bytes.len;
+        if (len > LINE_BYTES_MAX - buf_len(&lines->line)) {
+            (void)lines->take_line(lines->context, STR(""));
+            return false;
+        }
         buf_put(&lines->line, bytes.ptr, len);
         if (!end)
             break;

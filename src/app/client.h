@@ -51,7 +51,8 @@ enum {
 bool pod_is_away(enum status status); /* no answer, or a 503: the same call may succeed later */
 void pod_pause(int64_t ms);
 
-/* Lines of a streamed answer: pass `context` = this and `on_body` = pod_take_lines. */
+/* Lines of a streamed answer: pass `context` = this and `on_body` = pod_take_lines. Of a line past 64 MiB, which no stream of ours has,
+ * take_line() gets nothing, and the call ends. */
 struct pod_lines {
     struct buf line;                                   /* incomplete; the caller's to free */
     bool (*take_line)(void *context, struct str line); /* false ends the call */

@@ -1,10 +1,13 @@
 """`freshet watch`: R22 on the command line: every change once, whatever happens to the connection."""
 import json
+import os
+import subprocess
+import threading
 
 import pytest
 
 from lib.fake_pod import FakePod
-from lib.freshet import run
+from lib.freshet import binary, run
 from lib.wait import free_port
 
 GONE = (503, {"code": "UNAVAILABLE", "message": "not available right now, try again"})
@@ -91,3 +94,23 @@ def test_what_is_not_a_stream_of_changes_is_exit_1(fake):
 def test_called_wrongly_is_exit_2(words):
     done = run("watch", *words, "--token", "x")
     assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith("freshet watch: ")
+
+
+def test_what_a_server_answers_is_shown_without_what_moves_the_cursor(fake):
+    fake.troubles = [(400, {"code": "\x1b[31mBAD", "field": "\x1b]0;title\x07", "message": "evil \x1b[2J\u202e\nsecond line"})]
+    done = watch(fake)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "freshet watch: 400 ?[31mBAD: ?]0;title?: evil ?[2J? second line\n"
+
+
+def test_a_line_without_an_end_takes_no_more_memory_than_a_line_may(fake):
+    fake.streams = [[b"a" * (1 << 20)] * 300]
+    with subprocess.Popen([binary(), "watch", "demo", "COUNTRY", "--url", fake.url, "--token", "x"], stderr=subprocess.PIPE, text=True) as process:
+        guard = threading.Timer(60, process.kill)
+        guard.start()
+        said = process.stderr.read()
+        guard.cancel()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert (process.returncode, "not one of freshet's" in said) == (1, True), said
+    assert used.ru_maxrss < 300 << 10  # KiB; the line alone would have 300 MiB, and twice that where it grows
