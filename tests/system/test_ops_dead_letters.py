@@ -221,12 +221,13 @@ def test_hostile_letters_are_shown_as_they_are(client, refdata_db):  # noqa: F81
 
 
 @pytest.mark.parametrize("path, field", [("?state=odd", "state"), ("?limit=0", "limit"), ("?cursor=zz", "cursor"), ("?x=1", "x"),
-                                         ("?from=x", "from"), ("?database=no", "database"), ("/nonsense", "id"), ("/1-x", "id")])
+                                         ("?from=x", "from"), ("?database=no", "database"), ("/nonsense", "id"), ("/1-x", "id"),
+                                         ("/0-9223372036854775807", "id")])
 def test_a_bad_query_is_refused_with_its_field(client, path, field):
     assert page(client, PATH + path, 400)["field"] == field
 
 
-@pytest.mark.parametrize("body, field", [({"ids": ["7"]}, "ids"), ({"ids": ["1-1"], "reason": ""}, "reason"), ({}, "ids"),
+@pytest.mark.parametrize("body, field", [({"ids": ["7"]}, "ids"), ({"ids": ["0-9223372036854775807"]}, "ids"), ({"ids": ["1-1"], "reason": ""}, "reason"), ({}, "ids"),
                                          ({"filter": {"state": "requeued"}}, "state"), ({"filter": {"from": "x"}}, "from"),
                                          ({"ids": ["1-1"], "database": "no"}, "database")])
 def test_a_bad_body_is_refused_with_its_field(client, body, field):
