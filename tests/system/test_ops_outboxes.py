@@ -167,15 +167,18 @@ def test_an_unlock_of_what_is_stuck_leaves_the_leases_of_what_is_not(server, tok
     ({"ids": ["1"]}, "reason"), ({"ids": ["1"], "reason": ""}, "reason"), ({"ids": ["1"], "reason": "x" * 501}, "reason"),
     ({"reason": "x"}, "ids"), ({"ids": [], "reason": "x"}, "ids"), ({"ids": ["a"], "reason": "x"}, "ids"),
     ({"ids": ["1"], "filter": {}, "reason": "x"}, "ids"), ({"filter": {"state": "published"}, "reason": "x"}, "state"),
-    ({"filter": {"from": "yesterday"}, "reason": "x"}, "from"), ({"filter": {"x": "y"}, "reason": "x"}, "filter"),
-    ({"filter": {}, "reason": "x", "database": "nothing"}, "database")])
+    ({"filter": {"from": "yesterday"}, "reason": "x"}, "from"), ({"filter": {"from": "0000-01-01T00:00:00Z"}, "reason": "x"}, "from"), ({"filter": {"x": "y"}, "reason": "x"}, "filter"),
+    ({"filter": {}, "reason": "x", "database": "nothing"}, "database"),
+    # what the audit keeps of a change is small: else one tenant's changes would make its pages too large to be read
+    ({"filter": {"aggregate": "x" * 4097}, "reason": "x"}, "aggregate"), ({"ids": ["0" * 64 + "1"], "reason": "x"}, "ids")])
 def test_a_bad_body_is_refused_with_its_field(server, token, filled, body, field):
     with server.client(token("acme", scope=WRITE)) as client:
         assert post(client, TABLE + "/retry", body, 400)["field"] == field
 
 
 @pytest.mark.parametrize("query, field", [("?state=odd", "state"), ("?limit=501", "limit"), ("?cursor=00", "cursor"), ("?x=1", "x"),
-                                          ("?from=x", "from"), ("?database=nothing", "database")])
+                                          ("?from=x", "from"), ("?database=nothing", "database"),
+                                          ("?from=0000-02-01T00:00:00Z", "from"), ("?to=0001-01-01T00:00:00%2B01:00", "to")])
 def test_a_bad_query_is_refused_with_its_field(server, token, query, field):
     with server.client(token("acme", scope=READ)) as client:
         assert page(client, TABLE + "/events" + query, 400)["field"] == field

@@ -3,7 +3,8 @@
 #include "base/json.h"
 #include "modules/ops/ops.h"
 
-enum { REASON_CHARS_MAX = 500, IDS_MAX = 1000 };
+/* What a body holds is written into the audit, whose pages must stay small. */
+enum { REASON_CHARS_MAX = 500, IDS_MAX = 1000, ID_BYTES_MAX = 64, TEXT_BYTES_MAX = 4096 };
 
 static size_t count_chars(struct str text)
 {
@@ -27,8 +28,8 @@ static enum status read_ids(const struct json_value *value, struct ops_change *c
         return refuse_member(error, "ids", "an array of 1 to 1000 ids");
     json_iter_init(&it, value);
     while (json_iter_next(&it, NULL, &id)) {
-        if (id.type != JSON_STRING && id.type != JSON_NUMBER)
-            return refuse_member(error, "ids", "an array of texts or numbers");
+        if ((id.type != JSON_STRING && id.type != JSON_NUMBER) || id.raw.len > ID_BYTES_MAX)
+            return refuse_member(error, "ids", "an array of texts or numbers of at most 64 bytes");
         count++;
     }
     if (count == 0 || count > IDS_MAX)
@@ -44,7 +45,8 @@ static enum status read_text(const struct json_value *value, const char *name, s
     if (value->type != JSON_STRING || json_has_nul_escape(value->raw))
         return refuse_member(error, name, "a text");
     *text = json_str_decode(value->raw, arena);
-    return STATUS_OK;
+    return text->len <= TEXT_BYTES_MAX ? STATUS_OK
+                                       : refuse_member(error, name, "a text of at most 4096 bytes");
 }
 
 static enum status read_member(struct str name, const struct json_value *value, struct arena *arena,
@@ -123,10 +125,9 @@ enum status ops_filter_read(const struct ops_view *view, const struct json_value
         if (!view->filters[i].name || view->filters[i].is_path)
             return error_set_field(error, STATUS_BAD_REQUEST, "filter",
                                    "the filter has an unknown member: %.*s", STR_ARG(name));
-        if (value.type != JSON_STRING || json_has_nul_escape(value.raw))
-            return refuse_member(error, view->filters[i].name, "a text");
-        question->values[i] = json_str_decode(value.raw, arena);
-        enum status status = kernel_ops_value_check(&view->filters[i], &question->values[i], arena, error);
+        enum status status = read_text(&value, view->filters[i].name, arena, &question->values[i], error);
+        if (status == STATUS_OK)
+            status = kernel_ops_value_check(&view->filters[i], &question->values[i], arena, error);
         if (status != STATUS_OK)
             return status;
     }
