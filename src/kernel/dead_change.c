@@ -7,7 +7,11 @@
 #include "base/failpoint.h"
 #include "kernel/dead_letters.h"
 
-enum { BATCH_MAX = 200, EXPIRED_MAX = 1000 };
+enum {
+    BATCH_MAX = 200,
+    EXPIRED_MAX = 1000,
+    LOCKED_MS = 2000 /* publishers wait for a requeue so long, and for a batch more */
+};
 #define MONTH_MS (INT64_C(30) * 24 * 3600 * 1000)
 #define BATCH_BYTES_MAX ((size_t)8 << 20)
 
@@ -118,6 +122,7 @@ static enum status requeue(struct dead_change *change, struct dead_item *items, 
     if (count > 0)
         status = bus_dead_lock(place->dead, str_from(place->topic->topic), place->deadline_ns, error);
     qsort(items, count, sizeof *items, by_place);
+    int64_t until_ns = clock_deadline_ms(LOCKED_MS);
     for (size_t begin = 0; begin < count && status == STATUS_OK;) {
         size_t end = begin, bytes = 0, decided = 0;
         while (end < count && end - begin < BATCH_MAX && bytes < BATCH_BYTES_MAX)
@@ -127,6 +132,10 @@ static enum status requeue(struct dead_change *change, struct dead_item *items, 
             status = publish(change, items + begin, decided, error);
         change->changed += (int64_t)decided;
         begin = end;
+        if (begin < count && clock_mono_ns() >= until_ns) { /* the rest is for the next request */
+            change->has_more = true;
+            break;
+        }
     }
     return status;
 }

@@ -234,6 +234,19 @@ def test_a_bad_body_is_refused_with_its_field(client, body, field):
     assert post(client, "requeue", body, 400)["field"] == field
 
 
+def test_a_requeue_that_takes_long_commits_what_it_has_done(client, refdata_db):  # noqa: F811
+    """Publishers wait for its lock of the topic: it holds it for seconds, and its deadline does not undo everything."""
+    put_letters(refdata_db, 24, payload=b"x" * (2 << 20))
+    refdata_db.query("create function slow() returns trigger language plpgsql as $$ begin perform pg_sleep(0.6); return new; end $$")
+    refdata_db.query("create trigger slow before insert on platform.bus_message for each row when (new.topic = 'refdata.commands')"
+                     " execute function slow()")
+    answer = post(client, "requeue", {"filter": {}})
+    assert answer["more"] is True and 0 < answer["changed"] < answer["matched"] == 24
+    refdata_db.query("drop trigger slow on platform.bus_message")
+    rest = post(client, "requeue", {"filter": {}})
+    assert rest["changed"] >= 24 - answer["changed"] and "more" not in rest  # those requeued have died again meanwhile
+
+
 def test_a_source_that_does_not_exist_is_404(client):
     assert page(client, "/v1/ops/dead-letters/refdata.nothing", 404)["code"] == "NOT_FOUND"
     assert page(client, f"{PATH}/0-999999", 404)["code"] == "NOT_FOUND"
