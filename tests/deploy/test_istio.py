@@ -4,6 +4,7 @@ import re
 import pytest
 
 pytestmark = pytest.mark.whole
+STREAMS = ("/watch", "/stream", "/all")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def test_only_what_is_safe_is_repeated(chart, routes):
         assert not conditions & {"5xx", "gateway-error", "retriable-4xx", "retriable-status-codes"}, path
         if method == "POST" and not path.startswith("/v1/entitlements/"):
             assert conditions == unsent and retries["attempts"] == 1, path
-        elif "/watch" in path or "/stream" in path or path.endswith("/all"):
+        elif path.endswith(STREAMS):
             assert retries == {"attempts": 0}, path
 
 
@@ -61,7 +62,7 @@ def test_streams_have_no_time_limit_and_everything_else_has(chart, routes):
     service, = chart.of_kind("production", "VirtualService").values()
     for method, path, _ in routes:
         limit = first_match(service, method, path)["timeout"]
-        is_stream = path.endswith(("/watch", "/stream", "/all"))
+        is_stream = path.endswith(STREAMS)
         assert limit == ("0s" if is_stream else "12s" if method == "POST" else "5s"), path
 
 

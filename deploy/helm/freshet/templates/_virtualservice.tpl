@@ -10,7 +10,7 @@ time limit and are not repeated: the client knows its position. */}}
 {{- $routes := list
   (dict "name" "watch" "role" "query" "method" "GET|HEAD|OPTIONS" "path" "/v1/tenants/[^/]+/dictionaries/[^/]+/watch" "stream" true)
   (dict "name" "all" "role" "query" "method" "GET|HEAD|OPTIONS" "path" "/v1/tenants/[^/]+/dictionaries/[^/]+/all" "stream" true)
-  (dict "name" "read" "role" "query" "method" "GET|HEAD|OPTIONS" "path" "/v1/tenants/[^/]+/dictionaries/.*")
+  (dict "name" "read" "role" "query" "method" "GET|HEAD|OPTIONS" "path" "/v1/tenants/[^/]+/dictionaries(/.*)?")
   (dict "name" "update" "role" "command" "method" "POST" "path" "/v1/tenants/[^/]+/updates")
   (dict "name" "update-status" "role" "command" "method" "GET|HEAD|OPTIONS" "path" "/v1/tenants/[^/]+/updates/[^/]+")
   (dict "name" "item-create" "role" "intake" "method" "POST" "path" "/api/v1/items")
@@ -22,6 +22,9 @@ time limit and are not repeated: the client knows its position. */}}
   (dict "name" "entitlements" "role" "entitlement" "method" "GET|HEAD|OPTIONS" "path" "/v1/users/[^/]+/entitlements")
   (dict "name" "notifications" "role" "notification" "method" "GET|HEAD|OPTIONS" "path" "/v1/users/[^/]+/notifications")
   (dict "name" "hydration" "role" "hydration" "method" "GET|HEAD|OPTIONS" "path" "/v1/hydration/.*")
+  (dict "name" "ops" "role" "ops" "method" "GET|HEAD|OPTIONS" "path" "/v1/ops/.*")
+  (dict "name" "ops-change" "role" "ops" "method" "POST" "path" "/v1/ops/.*")
+  (dict "name" "console" "role" "ops" "method" "GET|HEAD|OPTIONS" "path" "/console(/.*)?")
 }}
 ---
 apiVersion: networking.istio.io/v1
