@@ -82,11 +82,11 @@ def test_the_page_s_commands_for_least_privileges_and_upgrades_work(machine, pac
     put = f"FRESHET_TOKEN=$({TOKEN}) freshet put demo FEATURE a"
     assert machine.run(f"{put} 1") == "1\n"
     owners = "select distinct tableowner from pg_tables where schemaname not in ('pg_catalog', 'information_schema')"
-    assert machine.run(f"su - postgres -c 'psql -Atc \"{owners}\" freshet'") == "freshet_owner\n"
+    assert machine.run(f"su - postgres -c 'psql -At freshet' <<'END'\n{owners};\nEND\n") == "freshet_owner\n"
     machine.run("! su - freshet -s /bin/sh -c 'psql -c \"create table refdata.mine (a int)\" freshet'")
     machine.put(other_version(package, "99.0-1", tmp_path), "/root/freshet_NEW.deb")
     machine.run("cp freshet.deb freshet_OLD.deb")
-    follow(machine, "Upgrade and rollback", input="")
+    follow(machine, "Upgrade and rollback", input="y\n")  # apt asks before it goes back
     assert machine.run("dpkg-query -W -f '${Version}' freshet") != "99.0-1"
     machine.wait_for(READY)
     assert machine.run(f"{put} 2") == "2\n"
