@@ -7,12 +7,16 @@ import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 from machine import ENV, SUITE, in_root, mirror
+
+sys.path.insert(0, str(ROOT / "tests" / "system"))
+from lib.certs import Authority  # noqa: E402 pylint: disable=wrong-import-position
 
 FILE = ROOT / "deploy" / "docker" / "Dockerfile"
 SMALL = 130 << 20  # bytes of the image as it is sent, compressed
@@ -127,15 +131,23 @@ def test_the_steps_of_the_file_make_an_image_that_is_small_and_runs(tmp_path):
     assert os.listdir(root / "etc/freshet") == ["freshet.yaml"], "a key is in the image"
     checked = subprocess.run([*as_user, "/usr/bin/freshet", "config"], env=env, capture_output=True, text=True, check=False)
     assert checked.stdout == "/etc/freshet/freshet.yaml: ok\n", checked.stderr
-    check_health(as_user, env)
+    check_health(root, as_user)
     print(f"image: {image_bytes(root, tmp_path, uid, gid) >> 20} MiB compressed")
 
 
-def check_health(as_user, env):
-    """At another port than the image's own: the process lives without a database, and is dead when it has ended."""
+def check_health(root, as_user):
+    """At another port than the image's own, and with TLS: the process lives without a database, and is dead when it has ended."""
     asks = [*as_user, *json.loads(last_of("HEALTHCHECK").partition("CMD ")[2])]
+    folder = root / "mnt"  # what an operator mounts
+    certificate, key = Authority(folder).server()
+    key.chmod(0o644)
     with socket.create_server(("127.0.0.1", 0)) as free:
-        env = env | {"FRESHET_LISTEN": f"0.0.0.0:{free.getsockname()[1]}"}
+        env = ENV | {"FRESHET_CONFIG": "/mnt/freshet.yaml", "FRESHET_LISTEN": f"0.0.0.0:{free.getsockname()[1]}"}
+    config = (root / "etc/freshet/freshet.yaml").read_text().replace("/etc/freshet/jwks.json", "/mnt/jwks.json")
+    (folder / "freshet.yaml").write_text(
+        config.replace("\nhttp:\n", f"\nhttp:\n  tls: {{certFile: /mnt/{certificate.name}, keyFile: /mnt/{key.name}}}\n"))
+    subprocess.run(["chroot", str(root), "/usr/bin/freshet", "token", "--tenant", "none", "--key", "/mnt/token-key.json", "--jwks",
+                    "/mnt/jwks.json"], env=env, stdout=subprocess.DEVNULL, check=True)
     with subprocess.Popen([*as_user, "/usr/bin/freshet", "serve"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 30
         while subprocess.run(asks, env=env, capture_output=True, check=False).returncode != 0:
@@ -143,6 +155,8 @@ def check_health(as_user, env):
             time.sleep(0.1)
         process.terminate()
     assert subprocess.run(asks, env=env, capture_output=True, check=False).returncode == 1
+    for file in folder.iterdir():
+        file.unlink()
 
 
 def image_bytes(root, folder, uid, gid):
