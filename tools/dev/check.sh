@@ -100,7 +100,8 @@ test_unit() {
     test_meson unit tsan --no-suite engines
 }
 
-# pytest against a flavour's program; results in STAGE.xml.
+# pytest against a flavour's program; results in STAGE.xml. What pytest makes of the tests' asserts is kept under $VAR, for all workers
+# and stages: making it takes longer than reading all the tests.
 pytest_run() { # STAGE FLAVOUR ARGS…
     local results=$VAR/test/$1.xml flavour=$2 runner=
     shift 2
@@ -108,7 +109,8 @@ pytest_run() { # STAGE FLAVOUR ARGS…
     rm -f "$results"
     # shellcheck disable=SC2086 # the runner is words
     FRESHET_BIN=$(build_dir "$flavour")/src/app/freshet FRESHET_TEST_BUILD=$VAR/build \
-        test_run $runner "$PYTHON" -B -m pytest -q --junitxml="$results" "$@"
+        PYTHONPYCACHEPREFIX=$VAR/test/pycache PYTHONDONTWRITEBYTECODE= \
+        test_run $runner "$PYTHON" -m pytest -q --junitxml="$results" "$@"
 }
 
 # Tests of a folder, or those of its files that are named.

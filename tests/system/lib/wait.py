@@ -37,8 +37,10 @@ def free_port():
     """Outside of the range that clients get theirs from, so that it is free again for a server that comes back. No port twice:
     whoever was given it may not have taken it yet."""
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split())
-    outside = [port for port in range(10240, 65536) if not first <= port <= last and port not in _given_out]
+    outside = [*range(10240, max(first, 10240)), *range(max(last + 1, 10240), 65536)]
     for port in random.SystemRandom().sample(outside, min(200, len(outside))):
+        if port in _given_out:
+            continue
         with socket.socket() as s:
             try:
                 s.bind(("127.0.0.1", port))
