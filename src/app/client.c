@@ -22,8 +22,8 @@ enum {
     HEADERS_MAX = 5,
     BAR_WIDTH = 30,
 };
-#define ANSWER_BYTES_MAX ((size_t)1 << 30)
-#define LINE_BYTES_MAX ((size_t)64 << 20)
+#define ITEMS_BYTES_MAX ((size_t)1 << 30)   /* of items that are kept */
+#define ANSWER_BYTES_MAX ((size_t)64 << 20) /* of any other answer, and of a line of a stream */
 #define DRAW_EVERY_NS (200 * CLOCK_NS_PER_MS)
 
 /* ---- one call ---- */
@@ -79,7 +79,9 @@ static enum status call_once(const struct pod_call *call, struct str json, int64
                                                            .connect_timeout_ms = connect_ms,
                                                            .timeout_ms = call->on_body ? 0 : limit_ms,
                                                            .stall_timeout_ms = limit_ms,
-                                                           .answer_bytes_max = ANSWER_BYTES_MAX,
+                                                           .answer_bytes_max = call->on_body || call->path.len
+                                                                                   ? ANSWER_BYTES_MAX
+                                                                                   : ITEMS_BYTES_MAX,
                                                            .on_body = call->on_body,
                                                            .context = call->context,
                                                            .session = call->session,
@@ -139,7 +141,7 @@ bool pod_take_lines(void *context, struct str bytes)
     while (bytes.len) {
         const char *end = memchr(bytes.ptr, '\n', bytes.len);
         size_t len = end ? (size_t)(end - bytes.ptr) : bytes.len;
-        if (len > LINE_BYTES_MAX - buf_len(&lines->line)) {
+        if (len > ANSWER_BYTES_MAX - buf_len(&lines->line)) {
             (void)lines->take_line(lines->context, STR(""));
             return false;
         }

@@ -10,6 +10,7 @@
 #include "app/config_connect.h"
 #include "app/options.h"
 #include "base/log.h"
+#include "http/http.h"
 
 enum { CONNECT_TIMEOUT_MS = 5000 };
 
@@ -53,6 +54,9 @@ static int app_serve(int argc, char **argv)
         options_read(argc, argv, "Runs all roles, or those named, in this process until SIGTERM.", rows);
     if (outcome != OPTIONS_RUN)
         return outcome;
+    struct error error = {0};
+    if (listen && http_address_check(str_from(listen), &error) != STATUS_OK)
+        return app_misuse("serve", "--listen: %s", error.message);
     return kernel_serve(&(struct kernel_options){.config_path = app_config_path(config),
                                                  .commit = app_commit,
                                                  .modules = app_modules,

@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 
+#include "app/terminal.h"
 #include "base/json.h"
 
 enum { KEYS_SHOWN_MAX = 20 };
@@ -20,10 +21,11 @@ static void report_key(struct key_walk *walk, struct str key, const char *what)
 {
     if (walk->differing_count++ >= KEYS_SHOWN_MAX)
         return;
-    struct buf text = {0};
+    struct buf text = {0}, shown = {0};
     json_put_string(&text, key);
-    printf("    %.*s %s\n", STR_ARG(buf_str(&text)), what);
-    buf_deinit(&text);
+    terminal_put(&shown, buf_str(&text));
+    printf("    %.*s %s\n", STR_ARG(buf_str(&shown)), what);
+    buf_deinit(&text), buf_deinit(&shown);
 }
 
 static void report_only_in_database(struct key_walk *walk)

@@ -215,7 +215,8 @@ static enum status split_address(struct str address, char host[256], char port[8
 
     if (name.len > 2 && name.ptr[0] == '[' && name.ptr[name.len - 1] == ']')
         name = str_of(name.ptr + 1, name.len - 2);
-    if (name.len == 0 || name.len > 255 || number.len > 5 || !str_to_u64(number, &value) || value > 65535)
+    if (name.len == 0 || name.len > 255 || memchr(name.ptr, '[', name.len) || number.len > 5 ||
+        !str_to_u64(number, &value) || value > 65535)
         return error_set(error, STATUS_CONFIG, "\"%.*s\" is not HOST:PORT or [IPV6]:PORT", STR_ARG(address));
     snprintf(host, 256, "%.*s", STR_ARG(name));
     snprintf(port, 8, "%.*s", STR_ARG(number));

@@ -1,7 +1,10 @@
 """What commands print: results on standard output, messages for people on standard error, log lines only where $FRESHET_LOG asks
 for them (issue 15, point 3)."""
+import contextlib
 import json
 import re
+import socket
+import threading
 
 import pytest
 
@@ -16,7 +19,8 @@ CONFIGURED = "--config CONFIG"
 # Each command that ends by itself, as an operator would call it. `serve` logs as its configuration says.
 CALLS = [
     f"migrate --status {CONFIGURED}", f"migrate --dry-run {CONFIGURED}", f"migrate --grants r {CONFIGURED}", f"migrate {CONFIGURED}",
-    f"doctor {CONFIGURED}", f"ping {CONFIGURED}", f"top --once {CONFIGURED}", f"top --once --databases {CONFIGURED}", f"config {CONFIGURED}", f"routes {CONFIGURED}", "get demo D a --timeout 5s", "get demo D a b --timeout 5s",
+    f"doctor {CONFIGURED}", f"ping {CONFIGURED}", f"top --once {CONFIGURED}", f"top --once --databases {CONFIGURED}",
+    f"config {CONFIGURED}", f"routes {CONFIGURED}", "get demo D a --timeout 5s", "get demo D a b --timeout 5s",
     "get demo D --all --timeout 5s", "put demo D a 1 --patience 1s", "load demo D FILE --patience 1s", "watch demo D --count 1 --after 0",
     f"tail demo {PROJECT} {EVENT} --count 1", f"status demo {EVENT}", f"updates list {CONFIGURED}", f"updates show {EVENT} {CONFIGURED}",
     f"outbox list {CONFIGURED}", f"outbox retry --all {CONFIGURED}",
@@ -89,7 +93,7 @@ def test_a_level_that_is_none_is_refused():
 @pytest.mark.parametrize("call, said", [
     ("verify --json", "--json is for --books"), ("verify --books --show-keys", "with --books give only"),
     ("updates list --since yesterday", "--since needs a time, 2026-01-31T12:00:00Z, or how long ago"),
-    ("updates list --until soon", "--until needs a time"),
+    ("updates list --until soon", "--until needs a time"), ("serve --listen foo", "--listen: "), ("serve --listen 127.0.0.1:99999", "--listen: "),
 ])
 def test_a_wrong_call_is_answered_with_what_is_right(call, said):
     done = run(*call.split())
@@ -103,3 +107,21 @@ def test_what_matters_in_top_is_within_80_columns(refdata_db, jwks_path, tmp_pat
     done = run("top", "--once", "--databases", "--config", config, env={"FRESHET_TEST_PG_PASSWORD": refdata_db.password})
     (head,) = [line for line in done.stdout.splitlines() if line.startswith("DICTIONARY")]
     assert head.index("FRESHNESS") < head.index("PODS") < 76
+
+
+def test_no_more_of_a_pod_s_answer_is_kept_than_an_answer_can_have(refdata_db, jwks_path, tmp_path):  # noqa: F811
+    config = tmp_path / "freshet.yaml"
+    config.write_text(to_yaml(merge(base_config(refdata_db, jwks_path), pod("D"))))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        def answer():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    held.append(connection)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n")
+        held = []
+        threading.Thread(target=answer, daemon=True).start()
+        done = run("top", "--once", "--url", f"http://127.0.0.1:{listener.getsockname()[1]}", "--token", "x", "--config", config,
+                   env={"FRESHET_TEST_PG_PASSWORD": refdata_db.password})
+        listener.shutdown(socket.SHUT_RDWR)
+    assert "! " in done.stdout and "more than 67108864 bytes" in done.stdout, done.stdout + done.stderr

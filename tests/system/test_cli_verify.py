@@ -235,6 +235,15 @@ def test_the_keys_that_differ_are_listed(pods, verify, refdata_db, dev_token):  
                     '    "k39" is only in the pod', '    "zz" is only in the database', '    "А" is only in the database']
 
 
+def test_a_key_does_not_change_the_terminal(pods, verify, refdata_db, dev_token):  # noqa: F811
+    write_builtin(refdata_db, "D", {"a": 1}, 1)
+    server = pods("D")
+    assert hold(server, "D", dev_token) == 1
+    refdata_db.query("insert into refdata.dictionary_item (tenant_id, dict_code, item_key, payload) values ('demo', 'D', %s, '1')",
+                     ["k\u009b2J\u202eend"])
+    assert verify([server], "--show-keys")[1][1:] == ['    "k?2J?end" is only in the database']
+
+
 def test_no_more_than_twenty_keys_are_listed(pods, verify, refdata_db, dev_token):  # noqa: F811
     write_builtin(refdata_db, "D", ITEMS, 1)
     write_builtin(refdata_db, "E", {}, 1)

@@ -228,10 +228,10 @@ def test_a_taken_port_is_exit_1_with_the_address(config):
 
 
 @pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1", "127.0.0.1:", "127.0.0.1:99999", "127.0.0.1:-1", ":80x", "[::1:80"])
-def test_a_bad_address_is_exit_1(config, listen):
+def test_a_bad_address_is_a_wrong_call(config, listen):
     """Issue 2."""
     done = run("serve", "--config", config(GOOD), "--listen", listen)
-    assert done.returncode == 1 and listen in done.stderr
+    assert done.returncode == 2 and listen in done.stderr
 
 
 def test_a_bad_jwks_file_at_the_start_is_no_reason_to_stop(config, tmp_path):

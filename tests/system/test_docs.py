@@ -110,6 +110,7 @@ def test_every_setting_that_is_named_exists():
              and not name.endswith((".c", ".h"))}
     topics = set(re.findall(r'^#define \w+ "([a-z]+\.[a-z]+)"$', ALL_SOURCES, re.M))
     assert "refdata.commands" in topics
+    topics |= {f"{topic}.dlq" for topic in topics}
     tables = {name for file in (ROOT / "sql").rglob("*.sql")
               for name in re.findall(r"^create (?:unlogged )?table (\w+\.\w+)", file.read_text(encoding="utf-8"), re.M)}
     named = {(page, name) for page, name in named if name not in topics | tables}
