@@ -8,13 +8,15 @@ from pathlib import Path
 PATIENCE = float(os.environ.get("FRESHET_TEST_PATIENCE", "60"))  # less, for whoever waits for a failure
 
 
-def eventually(condition, timeout=PATIENCE, interval=0.02):
-    """Calls condition until it returns something true, and returns that.
+def eventually(condition, timeout=PATIENCE, interval=None):
+    """Calls condition until it returns something true, and returns that. Without an interval it is called less and less often, up to ten
+    times a second: whatever is waited for needs the processor as well.
 
     AssertionError counts as "not yet", so that a condition may be written with asserts. When time is up the last
     one is raised as it is; a condition that was only ever false raises AssertionError naming it.
     """
     deadline = time.monotonic() + timeout
+    pause = interval or 0.01
     while True:
         try:
             last, answer = None, condition()
@@ -27,7 +29,9 @@ def eventually(condition, timeout=PATIENCE, interval=0.02):
                 raise last
             name = getattr(condition, "__name__", condition)
             raise AssertionError(f"{name} was still {answer!r} after {timeout} s")
-        time.sleep(interval)
+        time.sleep(pause)
+        if interval is None:
+            pause = min(1.3 * pause, 0.1)
 
 
 _given_out = set()
