@@ -89,6 +89,7 @@ struct outbox {
     struct db_listener *listener;
     struct db_poll *poll;
     atomic_bool is_empty; /* as the last poll found it */
+    atomic_bool is_woken; /* a commit, a notice or the poll has woken the step */
     struct task *step, *lease, *upkeep;
     /* One connection each. Step and lease share one, so that a batch is settled by the connection that claimed it, unless
      * that was lost. Upkeep, which may take long, has another. */
