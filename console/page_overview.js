@@ -3,7 +3,7 @@ import { get } from "./api.js";
 import { data, fill, h } from "./dom.js";
 import * as format from "./format.js";
 import { last, onOverview, points } from "./live.js";
-import { announce, badge, button, empty, failure, heading, loader, loading, section, unavailable } from "./parts.js";
+import { announce, badge, button, empty, failure, heading, loader, loading, section, stack, unavailable } from "./parts.js";
 import { sparkline, timePlot } from "./plot.js";
 import { table } from "./table.js";
 
@@ -165,8 +165,11 @@ const pods = ({ items }) =>
                   },
                   { label: "Connections", class: "number", cell: (each) => format.number(each.connections) },
                   { label: "Streams", class: "number", cell: (each) => format.number(each.streams) },
-                  { label: "Started", cell: (each) => format.time(each.started_at) },
-                  { label: "Last seen", cell: (each) => format.time(each.seen_at) },
+                  {
+                      label: "Last seen",
+                      cell: (each) =>
+                          stack(format.time(each.seen_at), h("span", null, "started ", format.time(each.started_at))),
+                  },
               ],
               items,
           );
@@ -251,8 +254,12 @@ export function overview({ main, signal }) {
             section("Problems", parts.problems),
         ),
         h("div", { class: "columns uneven" }, section("Engines", parts.engines), section("Roles", parts.roles)),
-        section("Processes", parts.pods),
-        section("Lag", button("Refresh", loadLag, { class: "quiet section-action" }), parts.lag),
+        h(
+            "div",
+            { class: "columns of-tables" },
+            section("Processes", parts.pods),
+            section("Lag", button("Refresh", loadLag, { class: "quiet section-action" }), parts.lag),
+        ),
     );
     onOverview(draw, signal);
     addEventListener("resize", () => plot.draw(points), { signal });

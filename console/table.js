@@ -73,10 +73,16 @@ export const table = (label, columns, items, select) =>
         ),
     );
 
-/** A table wider than its place scrolls, and then it is a stop of the Tab key. */
+/** A table wider than its place scrolls: then it is a stop of the Tab key, and has a shadow where there is more. */
 function scroller(label, content) {
-    const element = h("div", { class: "table" }, content);
+    const element = h("div", { class: "table", onscroll: shade }, content);
+    function shade() {
+        const hidden = element.scrollWidth - element.clientWidth;
+        element.classList.toggle("more-left", element.scrollLeft > 1);
+        element.classList.toggle("more-right", element.scrollLeft < hidden - 1);
+    }
     new ResizeObserver(() => {
+        shade();
         if (element.scrollWidth <= element.clientWidth)
             return ["tabindex", "role", "aria-label"].forEach((name) => element.removeAttribute(name));
         element.setAttribute("tabindex", "0");

@@ -146,6 +146,41 @@ cases["axe finds nothing serious in dark"] = accessible({ colorScheme: "dark" })
 cases["axe finds nothing serious at 360 pixels"] = accessible({ viewport: { width: 360, height: 740 } });
 cases["axe finds nothing serious at 4K"] = accessible({ viewport: { width: 3840, height: 2160 } });
 
+cases["the overview fills its rows and the width, and what is wider than its card is seen to scroll"] = async ({ open }) => {
+    const tab = await (await open()).enter();
+    const at = async (width) => {
+        await tab.page.setViewportSize({ width, height: 900 });
+        await tab.page.waitForTimeout(300);
+        return tab.page.evaluate(() => ({
+            rows: Object.values(Object.groupBy(document.querySelectorAll(".tile"), (tile) => tile.getBoundingClientRect().top)).map((row) => row.length),
+            right: document.querySelector(".tiles").getBoundingClientRect().right / innerWidth,
+            cut: [...document.querySelectorAll(".table")].map((table) => table.scrollWidth > table.clientWidth),
+            shaded: [...document.querySelectorAll(".table")].map((table) => table.matches(".more-right")),
+        }));
+    };
+    await tab.settled();
+    for (const [width, rows] of [[360, [2, 2, 2, 2]], [1280, [4, 4]], [1920, [8]], [3840, [8]]]) {
+        const found = await at(width);
+        assert.deepEqual(found.rows, rows, `${width}`);
+        assert.ok(found.right > 0.95, `${width}: the content ends at ${found.right} of the width`);
+        assert.ok(!found.cut.includes(true), `${width}: a table is cut off`);
+    }
+    const { cut, shaded } = await at(900);
+    assert.ok(cut.includes(true));
+    assert.deepEqual(shaded, cut);
+    const scrolled = tab.page.locator(".table.more-right").first();
+    const label = await scrolled.getAttribute("aria-label");
+    await scrolled.evaluate((table) => table.scrollTo(table.scrollWidth, 0));
+    await tab.page.locator(`.table.more-left:not(.more-right)[aria-label="${label}"]`).waitFor();
+};
+
+cases["filters stand in line"] = async ({ open }) => {
+    const tab = await (await open()).enter();
+    await tab.to("updates");
+    const fields = await tab.page.locator(".filters .field").evaluateAll((all) => all.map((each) => each.getBoundingClientRect().height));
+    assert.ok(fields.length > 4 && new Set(fields).size === 1, JSON.stringify(fields));
+};
+
 cases["the theme can be switched"] = async ({ open }) => {
     const tab = await (await open()).enter();
     const back = () => tab.page.evaluate(() => getComputedStyle(document.body).backgroundColor);
