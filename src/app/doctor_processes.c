@@ -1,7 +1,5 @@
 /* Checks of processes as they report themselves in the databases (platform.pod): which are gone, and which roles does none run although
  * work waits for them? */
-#include <string.h>
-
 #include "app/commands.h"
 #include "app/doctor.h"
 #include "kernel/ops.h"
@@ -59,17 +57,11 @@ void doctor_check_gone(struct doctor_place *place)
 
 /* ---- roles ---- */
 
-/* Who does the work that waits in a table, or in the groups whose name begins so. */
+/* Who reads the groups whose name begins so. */
 static const struct {
-    const char *role, *table, *group;
-} works[] = {{"apply", NULL, "refdata-apply"},
-             {"relay", "refdata.outbox_event", NULL},
-             {"command", "refdata.command_outbox", NULL},
-             {"intake", "intake.event_outbox", NULL},
-             {"chat", "chat.event_outbox", NULL},
-             {"entitlement", "entitlement.outbox_events", NULL},
-             {"notification", "notification.notifications", NULL},
-             {"notification", NULL, "notification"}};
+    const char *role, *group;
+    bool is_of_refdata;
+} groups[] = {{"apply", "refdata-apply", true}, {"notification", "notification", false}};
 
 static bool is_run(const struct db_result *roles, const char *role)
 {
@@ -87,45 +79,53 @@ static int64_t count_unread(struct doctor_place *place, const char *group)
     return count;
 }
 
-static int64_t count_events(struct doctor_place *place, const char *table)
+static void found_role(struct doctor_place *place, const char *role, const char *waits)
 {
+    doctor_found(place, doctor_command(place, "serve --roles %s", role),
+                 "no process reports the role %s, for which %s", role, waits);
+}
+
+static void check_group(struct doctor_place *place, const char *role, const char *group)
+{
+    int64_t count = count_unread(place, group);
+    if (count)
+        found_role(
+            place, role,
+            arena_printf(&place->arena, "%lld message%s", (long long)count, count == 1 ? " waits" : "s wait")
+                .ptr);
+}
+
+static void check_table_role(struct doctor_place *place, const struct outbox_table *table)
+{
+    enum { EVENTS_MAX = 1000 };
     struct error error = {0};
     struct db_conn *conn = NULL;
     struct db_result *rows = NULL;
-    struct outbox_selection selection = {.rows_max = 1000};
-    int64_t count = 0;
-    for (const struct module *const *at = app_modules; *at; at++)
-        for (const struct outbox_table *const *own = (*at)->outboxes; own && *own; own++)
-            if (strcmp((*own)->name, table) == 0 &&
-                (place->site->module ? place->site->module == *at : (*at)->keeps_store) &&
-                db_acquire(place->pool, place->deadline_ns, &conn, &error) == STATUS_OK) {
-                if (outbox_list(conn, *own, OUTBOX_PENDING, &selection, place->deadline_ns, &rows, &error) ==
-                    STATUS_OK)
-                    count = (int64_t)db_result_rows(rows);
-                db_result_free(rows);
-                db_release(conn);
-            }
-    return count;
+    struct outbox_selection selection = {.rows_max = EVENTS_MAX};
+    size_t count = 0;
+    if (db_acquire(place->pool, place->deadline_ns, &conn, &error) == STATUS_OK &&
+        outbox_list(conn, table, OUTBOX_PENDING, &selection, place->deadline_ns, &rows, &error) == STATUS_OK)
+        count = db_result_rows(rows);
+    if (count)
+        found_role(place, outbox_role(table),
+                   arena_printf(&place->arena, "%zu%s event%s of %s wait%s", count,
+                                count == EVENTS_MAX ? " or more" : "", count == 1 ? "" : "s", table->name,
+                                count == 1 ? "s" : "")
+                       .ptr);
+    db_result_free(rows);
+    db_release(conn);
 }
 
 void doctor_check_roles(struct doctor_place *place)
 {
     struct db_result *roles = doctor_query(place, &roles_sql, DB_NO_PARAMS);
-    for (size_t i = 0; roles && i < sizeof works / sizeof *works; i++) {
-        bool is_of_refdata = i < 3;
-        if (is_of_refdata != (place->site->module != NULL) || is_run(roles, works[i].role))
-            continue;
-        int64_t count =
-            works[i].table ? count_events(place, works[i].table) : count_unread(place, works[i].group);
-        if (count)
-            doctor_found(place, doctor_command(place, "serve --roles %s", works[i].role),
-                         "no process reports the role %s, for which %lld%s %s%s%s", works[i].role,
-                         (long long)count, works[i].table && count == 1000 ? " or more" : "",
-                         works[i].table ? (count == 1 ? "event of " : "events of ")
-                         : count == 1   ? "message waits"
-                                        : "messages wait",
-                         works[i].table ? works[i].table : "",
-                         works[i].table ? (count == 1 ? " waits" : " wait") : "");
-    }
+    for (size_t i = 0; roles && i < sizeof groups / sizeof *groups; i++)
+        if (groups[i].is_of_refdata == (place->site->module != NULL) && !is_run(roles, groups[i].role))
+            check_group(place, groups[i].role, groups[i].group);
+    for (const struct module *const *at = app_modules; roles && *at; at++)
+        for (const struct outbox_table *const *table = (*at)->outboxes; table && *table; table++)
+            if ((place->site->module ? place->site->module == *at : (*at)->keeps_store) &&
+                !is_run(roles, outbox_role(*table)))
+                check_table_role(place, *table);
     db_result_free(roles);
 }

@@ -78,6 +78,7 @@ struct outbox_words {
 struct outbox_table {
     const char *module;      /* label of metrics and logs */
     const char *name;        /* "refdata.outbox_event" */
+    const char *role;        /* of the processes that publish its events; NULL = named as the module */
     struct outbox_column id; /* the primary key */
     /* Order is kept within an aggregate; NULL ends it. With `sequence` the table needs a partial index on (aggregate…, sequence)
      * WHERE the row is live, that is, NOT published AND failed_at IS NULL, or status IN (pending, in_flight). */
@@ -105,6 +106,11 @@ struct outbox_table {
     const char *locked_at;                    /* timestamptz; NULL = the table has none */
     const char *next_attempt_at, *last_error; /* timestamptz; text, NULL = none */
 };
+static inline const char *outbox_role(const struct outbox_table *table)
+{
+    return table->role ? table->role : table->module;
+}
+
 /* The last eight as seed 004 names them; `attempts` and `published_at` are in each table's own words. */
 #define OUTBOX_LEASE_COLUMNS                                                                               \
     .created_at = "created_at", .claims = "claim_count", .claim_id = "claim_id", .locked_by = "locked_by", \

@@ -87,6 +87,32 @@ def test_what_waits_or_failed_is_counted_for_the_tenant_that_is_asked_for(serve,
         assert overview["updates"]["oldest_pending_age_seconds"] is None
 
 
+def missing_roles(client):
+    return sorted((problem["severity"], problem["what"], problem["help"]) for problem in get(client, "overview")["problems"]
+                  if "runs the role" in problem["what"])
+
+
+def test_a_role_that_no_process_runs_while_work_waits_for_it_is_named(serve, refdata_db, token):
+    server = serve(refdata_db, pod("FEATURE"), args=["--roles", "command,ops"])
+    with server.client(token("demo", scope=READ)) as client, server.client(token("other", scope=READ)) as stranger:
+        eventually(lambda: get(client, "overview")["pods"]["up"] == 1)
+        assert missing_roles(client) == []
+        leave(refdata_db, "D", 1, 2, tenant="demo")
+        body = {"eventId": str(uuid.uuid4()), "dictCode": "FEATURE", "eventType": "DELTA", "items": [{"key": "k", "op": "UPSERT", "payload": 1}]}
+        assert client.post("/v1/tenants/demo/updates", json.dumps(body), **JSON).status == 202
+        assert missing_roles(client) == [
+            ("critical", "no process runs the role apply, for which 1 update waits", "freshet serve --roles apply"),
+            ("critical", "no process runs the role relay, for which 2 events wait", "freshet serve --roles relay")]
+        assert missing_roles(stranger) == []
+        helper = serve(refdata_db, pod("FEATURE"), args=["--roles", "apply,relay"])
+        eventually(lambda: missing_roles(client) == [])
+        eventually(lambda: get(client, "overview")["updates"]["pending"]["count"] == 0)
+        helper.kill()
+        assert client.post("/v1/tenants/demo/updates", json.dumps({**body, "eventId": str(uuid.uuid4())}), **JSON).status == 202
+        eventually(lambda: missing_roles(client)[:1] == [  # its row is 15 s old
+            ("critical", "no process runs the role apply, for which 1 update waits", "freshet serve --roles apply")])
+
+
 def two_databases(near, far):
     def block(name, database):
         return {"name": name, "jdbcUrl": database.jdbc_url, "username": database.user, "passwordFromEnv": f"PG_{name.upper()}"}

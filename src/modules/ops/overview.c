@@ -1,6 +1,8 @@
 /* GET /v1/ops/overview: how everything is, in one answer. Every database is asked once, with its own deadline; counts end at 10,000. */
 #include "modules/ops/overview.h"
 
+#include <string.h>
+
 #include "base/clock.h"
 #include "base/json.h"
 #include "kernel/outbox_views.h"
@@ -37,7 +39,7 @@ static const struct db_statement updates_sql = DB_STATEMENT(
 enum { PENDING, PENDING_MORE, OLDEST_AGE, FAILED, FAILED_MORE };
 
 /* Letters of PostgreSQL's topics that are open: of all tenants what the partitions have less what is decided; of one tenant among the newest
- * 20,000 of each partition. And the most that a group has not handled of a topic. */
+ * 20,000 of each partition. The most that a group has not handled of a topic, and what notification has not. */
 static const struct db_statement bus_sql = DB_STATEMENT(
     "with dead as materialized ("
     "  select p.topic, p.partition, p.next_offset, o.message_offset as first, o.letter_us from platform.bus_partition p"
@@ -56,9 +58,10 @@ static const struct db_statement bus_sql = DB_STATEMENT(
     "           and not exists (select from platform.dead_letter_decision d where d.engine = 'postgres' and d.topic = m.topic"
     "                and d.partition = m.partition and d.message_offset = m.message_offset and d.letter_us >= dead.letter_us)"
     "         limit 10001) n) end,"
-    "       (select coalesce(max(g.lag), 0) from (select sum(p.next_offset - c.position)::bigint as lag from platform.bus_cursor c"
-    "          join platform.bus_partition p on p.topic = c.topic and p.partition = c.partition group by c.group_name, c.topic) g)");
-enum { DEAD, LAG };
+    "       max(g.lag), sum(g.lag) filter (where starts_with(g.group_name, 'notification'))"
+    "  from (select c.group_name, sum(p.next_offset - c.position)::bigint as lag from platform.bus_cursor c"
+    "          join platform.bus_partition p on p.topic = c.topic and p.partition = c.partition group by c.group_name, c.topic) g");
+enum { DEAD, LAG, LAG_OF_NOTIFICATION };
 
 struct counted {
     int64_t count;
@@ -73,12 +76,26 @@ struct overview_part {
     int64_t oldest_age_s; /* -1 = nothing waits */
     int64_t lag;
     struct kernel_outbox_counts outboxes; /* of all tables */
+    struct overview_works works;
 };
 
 struct overview {
     struct ops *ops;
     struct str tenant; /* ptr NULL = all */
 };
+
+static void add_work(struct overview_works *works, struct overview_work work)
+{
+    struct overview_work *end = works->items + works->count, *at = works->items;
+    while (at < end && strcmp(at->role, work.role) != 0)
+        at++;
+    if (work.count == 0 || at == works->items + OVERVIEW_WORKS_MAX)
+        return;
+    if (at == end)
+        works->items[works->count++] = (struct overview_work){.role = work.role, .noun = work.noun};
+    at->count += work.count;
+    at->has_more |= work.has_more;
+}
 
 static enum status count_updates(struct overview_part *part, struct str tenant, struct db_conn *conn,
                                  int64_t deadline_ns, struct error *error)
@@ -90,6 +107,8 @@ static enum status count_updates(struct overview_part *part, struct str tenant, 
             (struct counted){db_result_i64(rows, 0, PENDING), db_result_i64(rows, 0, PENDING_MORE)};
         part->failed = (struct counted){db_result_i64(rows, 0, FAILED), db_result_i64(rows, 0, FAILED_MORE)};
         part->oldest_age_s = db_result_is_null(rows, 0, OLDEST_AGE) ? -1 : db_result_i64(rows, 0, OLDEST_AGE);
+        add_work(&part->works,
+                 (struct overview_work){"apply", "update", part->pending.count, part->pending.has_more});
     }
     db_result_free(rows);
     return status;
@@ -105,6 +124,8 @@ static enum status count_bus(struct overview_part *part, struct str tenant, stru
         part->dead =
             (struct counted){dead < KERNEL_COUNT_MAX ? dead : KERNEL_COUNT_MAX, dead > KERNEL_COUNT_MAX};
         part->lag = db_result_i64(rows, 0, LAG);
+        add_work(&part->works, (struct overview_work){"notification", "message",
+                                                      db_result_i64(rows, 0, LAG_OF_NOTIFICATION), false});
     }
     db_result_free(rows);
     return status;
@@ -133,8 +154,12 @@ static enum status count_outboxes(const struct overview *overview, struct ops_as
             struct kernel_outbox_counts counts = {0};
             status = kernel_outbox_count(conn, *at, overview->tenant, &part->arena, ask->deadline_ns, &counts,
                                          error);
-            if (status == STATUS_OK)
-                add_outbox(&part->outboxes, &counts);
+            if (status != STATUS_OK)
+                break;
+            add_outbox(&part->outboxes, &counts);
+            add_work(&part->works,
+                     (struct overview_work){outbox_role(*at), "event", counts.pending + counts.in_flight,
+                                            counts.has_more});
         }
     }
     return status;
@@ -309,6 +334,8 @@ static void sum_parts(const struct overview_part *parts, size_t count, struct ov
             sum->oldest_age_s = parts[i].oldest_age_s;
         *lag = parts[i].lag > *lag ? parts[i].lag : *lag;
         add_outbox(&sum->outboxes, &parts[i].outboxes);
+        for (size_t j = 0; j < parts[i].works.count; j++)
+            add_work(&sum->works, parts[i].works.items[j]);
     }
     for (size_t i = 0; i < pods->count; i++)
         if (str_eq(pods->items[i].state, STR("up")) && pods->items[i].engine_lag > *lag)
@@ -333,6 +360,7 @@ static void send_overview(struct http_request *request, const struct ops_ask *as
     overview_pods_put(&pods, &body, request->arena);
     put_engines(ops, &pods, asks, count, &problems, &body, request->arena);
     put_sums(&sum, lag, &problems, &body);
+    overview_works_find_problems(&sum.works, &pods, &problems, request->arena);
     overview_pods_find_problems(&pods, &problems);
     note_refused_config(ops, &problems);
     json_put_key(&body, STR("problems"));

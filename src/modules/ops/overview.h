@@ -31,6 +31,18 @@ enum overview_state { OVERVIEW_UNKNOWN, OVERVIEW_UP, OVERVIEW_DOWN };
 enum overview_state overview_engine_state(const struct overview_pods *pods, const char *prefix,
                                           struct str *detail, struct arena *arena);
 
+/* What waits for processes with a role. */
+struct overview_work {
+    const char *role, *noun; /* "apply", "update" */
+    int64_t count;
+    bool has_more;
+};
+enum { OVERVIEW_WORKS_MAX = 16 };
+struct overview_works {
+    struct overview_work items[OVERVIEW_WORKS_MAX];
+    size_t count;
+};
+
 /* problems.c: {"severity","what","help"} each, the most serious first. */
 struct overview_problems {
     struct buf critical, warnings;
@@ -38,5 +50,8 @@ struct overview_problems {
 void overview_problem(struct overview_problems *problems, bool is_critical, const char *help,
                       const char *format, ...) PRINTF_LIKE(4, 5);
 void overview_pods_find_problems(const struct overview_pods *pods, struct overview_problems *problems);
+/* Roles that no process runs although work waits for them; nothing while no process is known. */
+void overview_works_find_problems(const struct overview_works *works, const struct overview_pods *pods,
+                                  struct overview_problems *problems, struct arena *arena);
 
 #endif

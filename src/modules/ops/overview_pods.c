@@ -263,3 +263,29 @@ void overview_pods_find_problems(const struct overview_pods *pods, struct overvi
         overview_problem(problems, false, "GET /v1/ops/dictionaries shows last_error of each",
                          "%lld dictionaries cannot be loaded in their newest version", (long long)failing);
 }
+
+static bool is_run(const char *role, const struct overview_pods *pods, struct arena *arena)
+{
+    struct role_count roles[ROLES_MAX];
+    size_t count = count_roles(pods, roles, arena);
+    for (size_t i = 0; i < count; i++)
+        if (str_eq(roles[i].name, str_from(role)))
+            return roles[i].up > 0;
+    return false;
+}
+
+void overview_works_find_problems(const struct overview_works *works, const struct overview_pods *pods,
+                                  struct overview_problems *problems, struct arena *arena)
+{
+    char help[64];
+    for (size_t i = 0; i < works->count && pods->count; i++) {
+        const struct overview_work *work = &works->items[i];
+        bool is_one = work->count == 1 && !work->has_more;
+        if (is_run(work->role, pods, arena))
+            continue;
+        snprintf(help, sizeof help, "freshet serve --roles %s", work->role);
+        overview_problem(problems, true, help, "no process runs the role %s, for which %lld%s %s%s wait%s",
+                         work->role, (long long)work->count, work->has_more ? " or more" : "", work->noun,
+                         is_one ? "" : "s", is_one ? "s" : "");
+    }
+}

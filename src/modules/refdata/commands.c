@@ -21,6 +21,7 @@ enum { EXTRA_EVENT_ID, EXTRA_TRACEPARENT, EXTRA_WAITED };
 
 const struct outbox_table refdata_command_table = {
     .name = "refdata.command_outbox",
+    .role = "command",
     .event_type = "'" EVENT_TYPE "'",
     .logged = {{"eventId", "e.event_id", false},
                {"tenantId", "e.tenant_id", false},

@@ -15,6 +15,7 @@ enum { EXTRA_EVENT_ID, EXTRA_TRACEPARENT };
 
 const struct outbox_table refdata_outbox_table = {
     .name = "refdata.outbox_event",
+    .role = "relay",
     .event_type = "'" EVENT_TYPE "'",
     .logged = {{"eventId", "e.event_id", false},
                {"tenantId", "e.tenant_id", false},
