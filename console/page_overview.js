@@ -117,24 +117,26 @@ const engines = (list) =>
         list ?? [],
     );
 
-const roles = (list) =>
-    h(
-        "ul",
-        { class: "roles" },
-        (list ?? []).map((each) =>
-            h(
-                "li",
-                null,
-                badge(each.up > 0 ? "up" : "down"),
-                data(each.role),
-                h("span", { class: "muted" }, `${format.number(each.up)} of ${format.number(each.pods)}`),
-            ),
-        ),
-    );
+const roles = (list, away) =>
+    !list?.length
+        ? empty("No process has reported yet", null, away)
+        : h(
+              "ul",
+              { class: "roles" },
+              list.map((each) =>
+                  h(
+                      "li",
+                      null,
+                      badge(each.up > 0 ? "up" : "down"),
+                      data(each.role),
+                      h("span", { class: "muted" }, `${format.number(each.up)} of ${format.number(each.pods)}`),
+                  ),
+              ),
+          );
 
-const pods = ({ items }) =>
+const pods = ({ items, unavailable: away }) =>
     items.length === 0
-        ? empty("No process has reported yet")
+        ? empty("No process has reported yet", null, away)
         : table(
               "Processes",
               [
@@ -191,7 +193,7 @@ function byGroup(items) {
 const lag = ({ items, unavailable: away }) => [
     unavailable(away),
     !items.length
-        ? empty("No consumer has reported", "Lag is shown for each topic and group that is read.")
+        ? empty("No consumer has reported", "Lag is shown for each topic and group that is read.", away)
         : table(
               "Lag",
               [
@@ -232,7 +234,7 @@ export function overview({ main, signal }) {
         fill(parts.tiles, unavailable(now.unavailable), tiles(now));
         fill(parts.problems, problems(now.problems));
         fill(parts.engines, engines(now.engines));
-        fill(parts.roles, roles(now.roles));
+        fill(parts.roles, roles(now.roles, now.unavailable));
         plot.draw(points);
         const said = `${now.problems?.length ?? 0} problems`;
         if (said !== spoken && spoken) announce(said);

@@ -128,8 +128,11 @@ export function failure(error, again) {
     );
 }
 
-export const empty = (title, text) =>
-    h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), text && h("p", null, text));
+/** In place of rows. Where databases did not answer, it is not known whether there are none. */
+export const empty = (title, text, away) =>
+    away?.length
+        ? empty("Not known now", "A database does not answer.")
+        : h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), text && h("p", null, text));
 
 export const loading = () => h("p", { class: "loading" }, "Loading…");
 

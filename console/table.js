@@ -160,7 +160,7 @@ export function pages({ label, columns, ask, none, select, signal, limit = PAGE 
     }
 
     function draw(found) {
-        const shown = found.items.length ? table(label, columns, found.items, select) : empty(none.title, none.text);
+        const shown = found.items.length ? table(label, columns, found.items, select) : empty(none.title, none.text, found.unavailable);
         fill(element, unavailable(found.unavailable), shown, pager(found));
         select?.show(found.items, element);
     }

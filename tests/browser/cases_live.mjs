@@ -60,6 +60,9 @@ cases["PostgreSQL away: the console says so, keeps what it shows, and recovers b
         await tab.page.locator("#banner", { hasText: "PostgreSQL" }).waitFor();
         await tab.shows("Reads a second");
         await tab.shows("not known now"); // instead of zeros
+        for (const title of ["Roles", "Processes", "Lag"])
+            await tab.page.getByRole("region", { name: title, exact: true }).getByText("Not known now").waitFor();
+        await tab.lacks("No process has reported yet");
         await tab.to("dictionaries", "demo", "COUNTRY", "DE"); // from memory
         await tab.shows("Germany");
         await tab.to("updates");
