@@ -94,7 +94,12 @@ function timeline(steps) {
 }
 
 function carrier(update) {
-    if (update.carrier) return json(update.carrier);
+    if (update.carrier)
+        return [
+            update.carrier.apply_is_run === false &&
+                h("p", { class: "note bad" }, "No process runs the role apply: the update waits until one does."),
+            json(update.carrier),
+        ];
     return update.status === "PENDING"
         ? h(
               "p",

@@ -239,7 +239,7 @@ static void put_carrier(struct buf *out, struct updates_command *command, const 
                    terminal_text(db_result_str(rows, row, CARRIER_ERROR), &command->arena));
 }
 
-/* Lines of text, ended by NUL each: what carries it, or why nothing does. */
+/* Lines of text, ended by NUL each: what carries it, or why nothing does; and whether nothing handles it. */
 static enum status read_carriers(struct updates_command *command, const struct updates_row *at,
                                  struct buf *out, struct error *error)
 {
@@ -247,7 +247,7 @@ static enum status read_carriers(struct updates_command *command, const struct u
     struct db_result *rows = NULL;
     struct refdata_route route =
         refdata_route_of(command->config, at->pages->site->target.name, &command->arena);
-    bool is_carried = false, is_published = false;
+    bool is_carried = false, is_published = false, is_applied = true;
     enum status status = db_acquire(at->pages->pool, command->deadline_ns, &conn, error);
     if (status == STATUS_OK)
         status = refdata_carriers_list(conn, &route, raw(command, at->rows, at->row, "tenant_id"),
@@ -264,6 +264,12 @@ static enum status read_carriers(struct updates_command *command, const struct u
         explain_none(command, at, &route, is_published, out);
         buf_put_char(out, '\0');
     }
+    if (status == STATUS_OK)
+        status = refdata_apply_is_run(conn, command->deadline_ns, &is_applied, error);
+    if (!is_applied)
+        buf_put_str(
+            out,
+            STR("no process runs the role apply: it stays PENDING until one does (freshet serve --roles apply)\0"));
     db_result_free(rows);
     db_release(conn);
     return status;

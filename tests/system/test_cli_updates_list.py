@@ -11,6 +11,7 @@ from lib.refdata import TENANT, migrated, pod, refdata_db  # noqa: F401
 from lib.wait import eventually, free_port
 from lib.writers import chunks, commit, delta, status_path, updates_path
 
+UNAPPLIED = "no process runs the role apply: it stays PENDING until one does (freshet serve --roles apply)"
 COMMAND, APPLY = ("--roles", "command"), ("--roles", "apply")
 
 
@@ -55,7 +56,8 @@ def test_a_pending_update_is_found_and_its_message_named_without_a_server(accept
     assert "freshet updates show EVENT_ID" in done.stderr
     done = accept.updates("show", second)
     assert done.returncode == 0 and f"event_id           {second}" in done.stdout and "status             PENDING" in done.stdout
-    (line,) = carrier(done)
+    line, missing = carrier(done)
+    assert missing == UNAPPLIED
     assert re.fullmatch(r"message 1 of refdata.commands/\d+: the group refdata-apply has 1 messages to handle before it", line)
     serve(refdata_db, settings(), args=APPLY)
     eventually(lambda: accept.updates("list", "--status", "PENDING").stdout == "")
@@ -100,7 +102,8 @@ def test_an_update_that_nothing_carries_says_why(accept, refdata_db):  # noqa: F
     """As after the loss of messages: the auditor decides it, where the role apply runs."""
     (event,) = accept(delta("A", {"k": 1}))
     refdata_db.query("delete from platform.bus_message where topic = 'refdata.commands'")
-    (line,) = carrier(accept.updates("show", event))
+    line, missing = carrier(accept.updates("show", event))
+    assert missing == UNAPPLIED
     assert line.startswith("none: its command is not on the bus any more.") and "COMMAND_LOST" in line and "role apply" in line
 
 
@@ -111,7 +114,8 @@ def test_a_message_whose_handling_fails_shows_the_error(accept, refdata_db):  # 
                      " from platform.bus_message where topic = 'refdata.commands'"
                      " on conflict (group_name, topic, partition) do update set attempts = 3, retry_at = excluded.retry_at,"
                      " last_error = excluded.last_error")
-    (line,) = carrier(accept.updates("show", event))
+    line, missing = carrier(accept.updates("show", event))
+    assert missing == UNAPPLIED
     assert re.search(r"has 0 messages to handle before it; 3 attempts, the next at \S+Z; last error: lock\?\[2J timeout$", line)
 
 
@@ -120,6 +124,7 @@ def test_a_chunk_waits_for_the_others_of_its_snapshot(accept, serve, refdata_db)
     (event,) = accept(half[0])
     serve(refdata_db, settings(), args=APPLY)
     eventually(lambda: any("1 of 2 chunks have arrived" in line for line in carrier(accept.updates("show", event))))
+    eventually(lambda: UNAPPLIED not in carrier(accept.updates("show", event)))
 
 
 def test_a_command_that_kafka_has_not_taken_is_in_its_outbox(serve, refdata_db, token):  # noqa: F811
@@ -130,7 +135,8 @@ def test_a_command_that_kafka_has_not_taken_is_in_its_outbox(serve, refdata_db, 
     body = delta("A", {"k": 1})
     eventually(lambda: client.post(updates_path("ASYNC"), body).status == 202)
     done = run("updates", "show", body["eventId"], "--config", server.config_path, env=server.env)
-    (line,) = carrier(done)
+    line, missing = carrier(done)
+    assert missing == UNAPPLIED
     assert re.match(r"row \d+ of refdata.command_outbox: ", line), line
 
 

@@ -228,6 +228,7 @@ def test_what_will_decide_an_update_that_waits_is_named(serve, refdata_db, token
         assert update["status"] == "PENDING" and [step["step"] for step in update["timeline"]] == ["accepted"]
         carrier = update["carrier"]
         assert carrier["kind"] == "message" and carrier["engine"] == "postgres" and carrier["topic"] == "refdata.commands"
+        assert carrier["apply_is_run"] is False
         assert carrier["ahead"] == 0 and event_ids(items(client, "updates?status=PENDING")) == [event]
         refdata_db.query("delete from platform.bus_message where topic = 'refdata.commands'")
         assert get(client, f"updates/demo/{event}")["carrier"] is None  # lost: nothing will decide it

@@ -74,6 +74,17 @@ enum status refdata_carriers_list(struct db_conn *conn, const struct refdata_rou
         deadline_ns, rows, error);
 }
 
+enum status refdata_apply_is_run(struct db_conn *conn, int64_t deadline_ns, bool *is_run, struct error *error)
+{
+    static const struct db_statement sql = DB_STATEMENT("select " REFDATA_APPLY_IS_RUN);
+    struct db_result *rows = NULL;
+    enum status status = db_query(conn, &sql, DB_NO_PARAMS, deadline_ns, &rows, error);
+    if (status == STATUS_OK)
+        *is_run = str_eq(db_result_str(rows, 0, 0), STR("t"));
+    db_result_free(rows);
+    return status;
+}
+
 enum status refdata_carrier_lag(const struct config *config, const struct refdata_route *route,
                                 struct str tenant, struct str code, int64_t deadline_ns, unsigned *partition,
                                 int64_t *lag, struct error *error)

@@ -31,6 +31,12 @@ enum refdata_carrier_column { CARRIER_KIND, CARRIER_IS_ALIVE, CARRIER_PLACE, CAR
 enum status refdata_carriers_list(struct db_conn *conn, const struct refdata_route *route, struct str tenant,
                                   struct str event_id, int64_t deadline_ns, struct db_result **rows,
                                   struct error *error) MUST_CHECK;
+/* Does a process that is up have the role apply? By the rows of processes in this database. */
+#define REFDATA_APPLY_IS_RUN                                        \
+    "exists (select from platform.pod p where p.stopped_at is null" \
+    " and p.seen_at > clock_timestamp() - interval '15 s' and 'apply' = any (p.roles))"
+enum status refdata_apply_is_run(struct db_conn *conn, int64_t deadline_ns, bool *is_run,
+                                 struct error *error) MUST_CHECK;
 /* Has Kafka handled the command? How many messages of its partition the group has not handled. UNAVAILABLE: Kafka does not answer. */
 enum status refdata_carrier_lag(const struct config *config, const struct refdata_route *route,
                                 struct str tenant, struct str code, int64_t deadline_ns, unsigned *partition,

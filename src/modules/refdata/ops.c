@@ -1,6 +1,7 @@
 /* What operators may list of reference data (kernel/ops.h). */
 #include "kernel/ops.h"
 
+#include "modules/refdata/carrier.h"
 #include "modules/refdata/refdata.h"
 
 /* ---- updates: scanned by update_request_age. An index by status would cost every decision of a queued update: it changes its row in place
@@ -88,7 +89,8 @@ static const struct ops_column update_columns[] = {UPDATE_COLUMNS, {.name = NULL
     " where k.topic = '" REFDATA_COMMANDS "'"                                                                        \
     " and m.headers[array_position(m.headers, 'event-id') + 1] = r.event_id::text limit 1"
 #define CARRIER                                                                                                       \
-    "case when r.status = 'PENDING' then coalesce("                                                                   \
+    "case when r.status = 'PENDING' then jsonb_build_object('apply_is_run', " REFDATA_APPLY_IS_RUN                    \
+    ") || coalesce("                                                                                                  \
     "(select jsonb_build_object('kind', 'outbox', 'table', 'refdata.command_outbox', 'id', w.id,"                     \
     " 'attempts', w.attempt_count, 'next_retry_at', platform.rfc3339(w.next_attempt_at), 'last_error', w.last_error)" \
     " from refdata.command_outbox w where w.tenant_id = r.tenant_id and w.dict_code = r.dict_code"                    \
