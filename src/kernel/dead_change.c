@@ -155,15 +155,17 @@ static size_t drop_without_content(struct dead_change *change, struct dead_item 
     return kept;
 }
 
-/* Letters that do not fit, or cannot be requeued, do not hide those behind them: it goes on until some are found, or half of the time is over. */
+/* Letters that do not fit, or cannot be requeued, do not hide those behind them: it goes on until some are found, or half of the time is
+ * over. A dry run counts on. */
 static enum status choose_by_filter(struct dead_change *change, struct arena *scanned,
                                     struct dead_item **items, size_t *count, struct error *error)
 {
-    int64_t now_ns = clock_mono_ns(), most = change->letters_max;
+    int64_t now_ns = clock_mono_ns(), most = change->is_dry_run ? KERNEL_DEAD_COUNT_MAX : DEAD_CHANGE_MAX;
+    if (change->letters_max > 0 && change->letters_max < most)
+        most = change->letters_max;
     struct dead_scan scan = {.place = change->place,
                              .filter = change->filter,
                              .is_oldest_first = true,
-                             .limit = most > 0 && most < DEAD_CHANGE_MAX ? (size_t)most : DEAD_CHANGE_MAX,
                              .until_ns = now_ns + (change->place.deadline_ns - now_ns) / 2,
                              .arena = scanned};
     enum status status;
@@ -175,13 +177,16 @@ static enum status choose_by_filter(struct dead_change *change, struct arena *sc
             scan.positions = positions;
             arena_reset(scanned);
         }
+        int64_t left = change->is_dry_run ? most - change->matched : most;
+        scan.limit = (size_t)(left < DEAD_CHANGE_MAX ? left : DEAD_CHANGE_MAX);
         status = kernel_dead_scan(&scan, error);
         *items = scan.items;
         *count = status == STATUS_OK ? scan.count : 0;
         change->matched += (int64_t)*count;
         if (change->requeues)
             *count = drop_without_content(change, *items, *count);
-    } while (status == STATUS_OK && *count == 0 && !scan.is_complete && clock_mono_ns() < scan.until_ns);
+    } while (status == STATUS_OK && (change->is_dry_run ? change->matched < most : *count == 0) &&
+             !scan.is_complete && clock_mono_ns() < scan.until_ns);
     change->has_more = !scan.is_complete;
     return status;
 }

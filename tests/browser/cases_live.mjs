@@ -53,6 +53,8 @@ cases["the overview is asked for every two seconds, and not while the tab is hid
 
 cases["PostgreSQL away: the console says so, keeps what it shows, and recovers by itself"] = async ({ open, ask }) => {
     const tab = await (await open()).enter();
+    await tab.to("dictionaries", "demo", "COUNTRY", "DE");
+    await tab.shows("Germany"); // now it is in memory
     await tab.to("overview");
     await tab.shows("Reads a second");
     await ask("postgres", "stop");

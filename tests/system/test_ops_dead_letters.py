@@ -325,8 +325,9 @@ def test_the_command_line_lists_shows_requeues_and_discards(server, dlq, refdata
         assert dlq(*args)[0] == 2, args
 
 
-def test_more_letters_than_one_transaction_takes_are_all_requeued(server, dlq, refdata_db):  # noqa: F811
+def test_more_letters_than_one_transaction_takes_are_counted_and_all_requeued(server, client, dlq, refdata_db):  # noqa: F811
     put_letters(refdata_db, 2500)
+    assert post(client, "requeue", {"filter": {}, "dry_run": True}) == {"matched": 2500, "changed": 0, "dry_run": True}
     assert dlq("requeue", "--source", COMMANDS, "--all")[:2] == (0, [f"{COMMANDS}: 2500 sent again"])
     assert refdata_db.value("select count(*) from platform.ops_audit") == 3
     eventually(lambda: refdata_db.value("select count(*) from platform.bus_message where topic = %s",

@@ -109,7 +109,7 @@ pytest_run() { # STAGE FLAVOUR ARGS…
     rm -f "$results"
     # shellcheck disable=SC2086 # the runner is words
     FRESHET_BIN=$(build_dir "$flavour")/src/app/freshet FRESHET_TEST_BUILD=$VAR/build \
-        PYTHONPYCACHEPREFIX=$VAR/test/pycache PYTHONDONTWRITEBYTECODE= \
+        PYTHONPYCACHEPREFIX=$VAR/test/pycache PYTHONDONTWRITEBYTECODE="" \
         test_run $runner "$PYTHON" -m pytest -q --junitxml="$results" "$@"
 }
 
