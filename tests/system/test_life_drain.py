@@ -86,6 +86,7 @@ def test_c7_a_connection_ends_with_an_answer(serve, refdata_db):
     for connection in (idle, used):
         assert connection.exchange(LIVENESS).headers.get("connection") is None
     told_to_stop(server)
+    eventually(lambda: all(server.raw().exchange(LIVENESS).headers.get("connection") == "close" for _ in range(8)))  # on every loop
     used.send(LIVENESS * 5)
     assert [used.read_response().headers.get("connection") for _ in range(5)] == [None] * 4 + ["close"]
     assert used.is_closed()
