@@ -28,7 +28,7 @@ enum {
 
 /* ---- one call ---- */
 
-/* {"code","message"} of C4, or at least the number. Whoever answered wrote it: it must not move the cursor of a terminal. */
+/* {"code","message"} of C4, or at least the number. The server wrote it: its control characters do not reach the terminal. */
 static enum status refusal_error(int http_status, struct str body, struct error *error)
 {
     enum status status = http_status == 503 ? STATUS_UNAVAILABLE : STATUS_BAD_REQUEST;

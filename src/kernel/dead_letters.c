@@ -26,7 +26,7 @@ static bool read_pair(struct str text, char between, struct dead_position *place
     int64_t partition;
     if (!str_split(&text, between, &first) || !str_to_i64(first, &partition) || partition < 0 ||
         partition >= BUS_PARTITIONS_MAX || !str_to_i64(text, &place->at) || place->at < 0 ||
-        place->at == INT64_MAX) /* a range ends behind its last offset */
+        place->at == INT64_MAX) /* the end of a range is the offset after its last */
         return false;
     place->partition = (unsigned)partition;
     return true;

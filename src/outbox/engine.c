@@ -6,7 +6,7 @@
  *
  * The step is woken by a commit in this process and by a notice of another one, by the poll while the table has live events, which
  * covers lost notices, and when a backoff ends. It polls by itself while the poll has no connection. Until it is woken for the first time
- * it claims nothing if the poll finds nothing: a claim is planned for 10 ms, and a process has up to eight engines. */
+ * it claims nothing while the poll finds nothing: PostgreSQL plans a claim for 10 ms, and a process has up to eight engines. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>

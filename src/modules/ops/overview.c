@@ -38,7 +38,7 @@ static const struct db_statement updates_sql = DB_STATEMENT(
     "        (select count(*) = 20000 and min(created_at) > clock_timestamp() - interval '1 hour' from recent)::int");
 enum { PENDING, PENDING_MORE, OLDEST_AGE, FAILED, FAILED_MORE };
 
-/* Letters of PostgreSQL's topics that are open: of all tenants what the partitions have less what is decided; of one tenant among the newest
+/* Letters of PostgreSQL's topics that are open: of all tenants those of the partitions minus those decided; of one tenant among the newest
  * 20,000 of each partition. The most that a group has not handled of a topic, and what notification has not. */
 static const struct db_statement bus_sql = DB_STATEMENT(
     "with dead as materialized ("
