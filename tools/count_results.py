@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints "PASSED FAILED" of a results file: Meson's testlog.json or a JUnit XML. With --passed or --failed in front of it, the
+"""Prints "PASSED FAILED" of a results file: Meson's log in JSON or a JUnit XML. With --passed or --failed in front of it, the
 names of the latter's tests as pytest takes them; with --failed also of Meson's programs.
 
 A cmocka program counts as its test functions; one that fails beyond them (a crash, a sanitizer's report at

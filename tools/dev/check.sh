@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # `test`: builds what a suite needs, runs it, and adds its results up into one closing line.
 # A suite that ran nothing counts as a failure: silence must not look like success.
-# Among all tests, stages go in three lanes side by side: most of them wait more than they compute.
+# Among all tests, stages go in three lanes side by side: many of them wait more than they compute.
 # Tests that failed, if they are few, are run once more when everything else is done. What passes then is not held
 # against the run, but it is named at its end: a test that fails for want of a quiet machine is a bug of its own. What a
 # sanitizer or a crash said has no second try.
@@ -59,7 +59,7 @@ test_sanitizer_env() {
 }
 
 test_meson() { # STAGE FLAVOUR ARGS…
-    local stage=$1 flavour=$2 dir status=0 runner=
+    local stage=$1 flavour=$2 dir results status=0 runner=
     if [ "$TEST_AGAIN" = 1 ]; then
         test_meson_again "$stage" "$flavour"
         return
@@ -69,13 +69,19 @@ test_meson() { # STAGE FLAVOUR ARGS…
     dir=$(build_dir "$flavour")
     [ "$flavour" = tsan ] && runner=$(tsan_runner)
     say "$stage tests ($flavour)"
-    rm -f "$dir/meson-logs/testlog.json"
+    results=$dir/meson-logs/$stage.json # of this stage alone: another one of the same flavour may run beside it
+    rm -f "$results"
     # shellcheck disable=SC2086 # the runner is words
-    test_run $runner meson test -C "$dir" --no-rebuild --print-errorlogs -t 4 "$@" || status=$?
-    test_add_file "$stage, $flavour" "$dir/meson-logs/testlog.json" "$status"
+    test_run $runner meson test -C "$dir" --logbase "$stage" --no-rebuild --print-errorlogs -t 4 "$@" || status=$?
+    test_add_file "$stage, $flavour" "$results" "$status"
     if [ "$status" -ne 0 ]; then
-        "$PYTHON" "$ROOT/tools/count_results.py" --failed "$dir/meson-logs/testlog.json" >"$VAR/test/$stage-$flavour.failed"
+        "$PYTHON" "$ROOT/tools/count_results.py" --failed "$results" >"$VAR/test/$stage-$flavour.failed"
     fi
+}
+
+# Whether a stage has something to do: in the second pass only where a test failed in the first.
+test_due() { # STAGE
+    [ "$TEST_AGAIN" = 0 ] || [ -s "$VAR/test/$1.failed" ]
 }
 
 # Programs that failed in the first pass, alone and one after another; their failures are taken back if none fails again.
@@ -95,9 +101,17 @@ test_meson_again() { # STAGE FLAVOUR
 }
 
 # The bus's conformance suite on the engines is a Meson suite of its own: it belongs to test_engines.
-test_unit() {
+test_unit_debug() {
     test_meson unit debug --no-suite engines
+}
+
+test_unit_tsan() {
     test_meson unit tsan --no-suite engines
+}
+
+test_unit() {
+    test_unit_debug
+    test_unit_tsan
 }
 
 # pytest against a flavour's program; results in STAGE.xml. What pytest makes of the tests' asserts is kept under $VAR, for all workers
@@ -212,12 +226,12 @@ test_greedy() {
 
 # The program of the release before this one on the schema of this one. A commit that cannot be built is a failed test.
 test_upgrade() {
-    local program
-    if [ "$TEST_AGAIN" != 1 ] && ! program=$(previous_build); then
+    test_due upgrade || return 0
+    if ! FRESHET_PREVIOUS_BIN=$(previous_build); then
         test_add "the release before" 0 1
         return
     fi
-    export FRESHET_PREVIOUS_BIN=${program:-${FRESHET_PREVIOUS_BIN:-}}
+    export FRESHET_PREVIOUS_BIN
     test_pytest upgrade debug upgrade
 }
 
@@ -238,10 +252,11 @@ test_failover() {
 # committed, and its life on a clean Debian.
 test_package() {
     local quick=()
+    test_due package || return 0
     [ "$TEST_ALL" = 1 ] && quick=(--quick)
     if [ "$TEST_ALL" = 0 ]; then packages_ensure root; fi
     test_build release -Dcost=true || return 0
-    if [ "$TEST_AGAIN" = 0 ] && ! FRESHET_PACKAGE=$(package_build "${quick[@]}"); then
+    if ! FRESHET_PACKAGE=$(package_build "${quick[@]}"); then
         test_add "the package" 0 1
         return 0
     fi
@@ -303,7 +318,8 @@ test_cost() {
 
 # Generated clients and those of clients/. Whole when it is named: a million items, more kills.
 test_clients() {
-    [ "$TEST_AGAIN" = 1 ] || clients_fetch
+    test_due clients || return 0
+    clients_fetch
     export FRESHET_CLIENTS_WHOLE=${FRESHET_CLIENTS_WHOLE:-$([ "$TEST_ALL" = 1 ] && echo 0 || echo 1)}
     if [ "$FRESHET_CLIENTS_WHOLE" = 1 ]; then
         test_pytest clients debug clients -n 2 --dist loadfile
@@ -318,13 +334,15 @@ test_deploy() {
         test_pytest deploy debug deploy -m "not whole"
         return
     fi
-    [ "$TEST_AGAIN" = 1 ] || deploy_fetch
+    test_due deploy || return 0
+    deploy_fetch
     test_pytest deploy debug deploy
 }
 
 # The console in Chromium. Whole when it is named: a million items, 100,000 dead letters; its pictures are then in $VAR/browser.
 # Without npm there is no driver: among all tests those that need none are run, and the suite by its name fails.
 test_browser() {
+    test_due browser || return 0
     export FRESHET_BROWSER_WHOLE=${FRESHET_BROWSER_WHOLE:-$([ "$TEST_ALL" = 1 ] && echo 0 || echo 1)}
     local short=()
     [ "$FRESHET_BROWSER_WHOLE" = 1 ] || short=(-m "not whole")
@@ -383,29 +401,51 @@ test_traps() {
     trap 'exit 143' TERM HUP
 }
 
-# Everything is compiled first, so that no lane has to wait for a build. The lanes take about as long as each other. What a lane in the
-# background prints is shown when it is done. Two `meson test` of one build folder would write the same log: only the lane in the
-# foreground runs them.
+# Everything is compiled first, so that no lane has to wait for a build. The system tests have a lane of their own, and two lanes take the
+# other stages, the longest first. What a lane in the background prints is shown when it is done.
 test_lanes() {
     local lane lanes=()
+    test_lane fetch test_fetch
     test_build release -Dwerror=true -Dcost=true || true
     test_build debug -Dbench=true || return 0 # the tools of bench/ are only compiled: here linking takes no time
     test_build tsan || return 0
     test_build fuzz -Dwerror=true || true
+    # Stages report what could not be fetched.
+    wait "${lanes[0]#*:}" || true
+    cat "$VAR/test/lane-fetch" >&2
+    lanes=()
+    printf '%s\n' test_fault test_unit_debug test_engines_fleets test_engines_drivers test_unit_tsan test_system_tsan test_clients \
+        test_greedy test_upgrade test_cost test_browser test_package test_fuzz test_failover test_deploy >"$VAR/test/queue"
     test_lane system test_system_debug
-    test_lane faults test_fault test_greedy test_upgrade test_failover test_system_tsan test_engines_fleets
-    test_unit
-    test_engines_drivers
-    test_cost
-    test_clients
-    test_browser
-    test_deploy
-    test_package
-    test_fuzz
+    test_lane others test_queue
+    test_queue
     for lane in "${lanes[@]}"; do
         wait "${lane#*:}" || test_add "the lane ${lane%:*}" 0 1
         cat "$VAR/test/lane-${lane%:*}" >&2
     done
+}
+
+# What some stages need from elsewhere, while the rest is compiled.
+test_fetch() {
+    (packages_ensure generators browser) || true
+    clients_fetch
+    browser_fetch || true
+}
+
+# Runs stages of the queue until another lane or this one has taken the last of them.
+test_queue() {
+    local stage
+    while stage=$(test_next) && [ -n "$stage" ]; do
+        "$stage"
+    done
+}
+
+test_next() {
+    (
+        flock 9
+        head -n 1 "$VAR/test/queue"
+        sed -i 1d "$VAR/test/queue"
+    ) 9>"$VAR/test/queue.lock"
 }
 
 test_lane() { # NAME TESTS…

@@ -176,7 +176,8 @@ case " $* " in *" postgresql "*)
 esac
 {
     apt-get -q update
-    apt-get -q install -y --no-install-recommends "$@"
+    # Another apt-get may run, such as that of the machine's own upgrades.
+    apt-get -q -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "$@"
 } </dev/null >&2
 EOF
 }
