@@ -401,8 +401,8 @@ test_traps() {
     trap 'exit 143' TERM HUP
 }
 
-# Everything is compiled first, so that no lane has to wait for a build. The system tests have a lane of their own, and two lanes take the
-# other stages, the longest first. What a lane in the background prints is shown when it is done.
+# Everything is compiled first, so that no lane has to wait for a build. Two lanes take stages from a queue, the longest first, and a third
+# one does so after the system tests. What a lane in the background prints is shown when it is done.
 test_lanes() {
     local lane lanes=()
     test_lane fetch test_fetch
@@ -414,9 +414,9 @@ test_lanes() {
     wait "${lanes[0]#*:}" || true
     cat "$VAR/test/lane-fetch" >&2
     lanes=()
-    printf '%s\n' test_fault test_unit_debug test_engines_fleets test_engines_drivers test_unit_tsan test_system_tsan test_clients \
-        test_greedy test_upgrade test_cost test_browser test_package test_fuzz test_failover test_deploy >"$VAR/test/queue"
-    test_lane system test_system_debug
+    printf '%s\n' test_engines_fleets test_fault test_unit_debug test_engines_drivers test_unit_tsan test_system_tsan test_browser \
+        test_clients test_greedy test_upgrade test_cost test_package test_fuzz test_failover test_deploy >"$VAR/test/queue"
+    test_lane system test_system_debug test_queue
     test_lane others test_queue
     test_queue
     for lane in "${lanes[@]}"; do
