@@ -87,7 +87,10 @@ bool json_to_double(const struct json_value *value, double *out); /* false where
 void json_put_string(struct buf *out, struct str text); /* quoted and escaped; invalid UTF-8 becomes U+FFFD */
 void json_put_i64(struct buf *out, int64_t number);
 void json_put_key(struct buf *out, struct str name); /* [,]"name": */
+/* [,]["name":] and the bracket, { or [: begins an object or array as a member, or as an element where `name` is NULL. */
+void json_put_open(struct buf *out, const char *name, char bracket);
 void json_put_member_str(struct buf *out, const char *name, struct str text);
+void json_put_member_str_or_null(struct buf *out, const char *name, struct str text); /* null: ptr NULL */
 void json_put_member_i64(struct buf *out, const char *name, int64_t number);
 void json_put_member_bool(struct buf *out, const char *name, bool value);
 void json_put_member_raw(struct buf *out, const char *name, struct str json);

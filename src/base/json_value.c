@@ -396,20 +396,42 @@ size_t json_string_size(struct str text)
     return size;
 }
 
-void json_put_key(struct buf *out, struct str name)
+static void put_comma(struct buf *out)
 {
     char last = buf_len(out) > 0 ? out->data[out->end - 1] : '{';
 
     if (last != '{' && last != '[' && last != ':')
         buf_put_char(out, ',');
+}
+
+void json_put_key(struct buf *out, struct str name)
+{
+    put_comma(out);
     json_put_string(out, name);
     buf_put_char(out, ':');
+}
+
+void json_put_open(struct buf *out, const char *name, char bracket)
+{
+    if (name)
+        json_put_key(out, str_from(name));
+    else
+        put_comma(out);
+    buf_put_char(out, bracket);
 }
 
 void json_put_member_str(struct buf *out, const char *name, struct str text)
 {
     json_put_key(out, str_from(name));
     json_put_string(out, text);
+}
+
+void json_put_member_str_or_null(struct buf *out, const char *name, struct str text)
+{
+    if (text.ptr)
+        json_put_member_str(out, name, text);
+    else
+        json_put_member_raw(out, name, STR("null"));
 }
 
 void json_put_i64(struct buf *out, int64_t number)

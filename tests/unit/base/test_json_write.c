@@ -75,8 +75,7 @@ static void members_bring_their_commas(void **state)
     json_put_member_i64(&buf, "n", 7);
     json_put_member_bool(&buf, "t", true);
     json_put_member_raw(&buf, "raw", STR("[1]"));
-    json_put_key(&buf, STR("in"));
-    buf_put_char(&buf, '{');
+    json_put_open(&buf, "in", '{');
     json_put_member_bool(&buf, "f", false);
     buf_put_str(&buf, STR("}}"));
     assert_true(str_eq(buf_str(&buf), STR("{\"s\":\"a\\\"{\",\"min\":-9223372036854775808,\"n\":7,\"t\":true,"
@@ -84,13 +83,28 @@ static void members_bring_their_commas(void **state)
     buf_deinit(&buf);
 }
 
+static void elements_bring_their_commas(void **state)
+{
+    (void)state;
+    struct buf buf = {0};
+
+    for (int i = 0; i < 2; i++) { /* also those of a list whose bracket is added later */
+        json_put_open(&buf, NULL, '{');
+        json_put_member_str_or_null(&buf, "a", i ? STR("") : STR_NONE);
+        json_put_open(&buf, "list", '[');
+        json_put_open(&buf, NULL, '[');
+        buf_put_str(&buf, STR("]]}"));
+    }
+    assert_true(str_eq(buf_str(&buf), STR("{\"a\":null,\"list\":[[]]},{\"a\":\"\",\"list\":[[]]}")));
+    buf_deinit(&buf);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(strings_are_escaped),
-        cmocka_unit_test(invalid_utf8_becomes_the_replacement),
-        cmocka_unit_test(every_byte_comes_back),
-        cmocka_unit_test(members_bring_their_commas),
+        cmocka_unit_test(strings_are_escaped),         cmocka_unit_test(invalid_utf8_becomes_the_replacement),
+        cmocka_unit_test(every_byte_comes_back),       cmocka_unit_test(members_bring_their_commas),
+        cmocka_unit_test(elements_bring_their_commas),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
