@@ -17,10 +17,8 @@ enum status kernel_books_count_rows(struct books *books, struct db_conn *conn,
                                   .decided = db_result_i64(counts, 0, 1),
                                   .lost = db_result_i64(counts, 0, 2)};
         struct str ids = db_result_str(counts, 0, 3), id;
-        for (bool more = ids.len > 0; more;) {
-            more = str_split(&ids, ' ', &id);
-            books->on_culprit(books, line.kind, more ? id : ids, remedy);
-        }
+        while (ids.len && str_split(&ids, ' ', &id))
+            books->on_culprit(books, line.kind, id, remedy);
         books->on_line(books, &line);
     }
     db_result_free(counts);
