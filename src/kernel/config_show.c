@@ -153,7 +153,7 @@ static void put_setting(struct show *show, const struct setting_row *row, const 
         show->is_cut = true;
         return;
     }
-    buf_put_str(out, out->data[out->end - 1] == '[' ? STR("{") : STR(",{"));
+    json_put_open(out, NULL, '{');
     json_put_member_str(out, "name", buf_str(&show->name));
     json_put_key(out, STR("value"));
     put_value(out, row, at);

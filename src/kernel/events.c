@@ -144,12 +144,8 @@ static enum status open_nats(struct kernel_store *store, const struct topics *al
 {
     struct db_target target = store->site.target;
     struct buf servers = {0};
-    char host[HOST_BYTES] = "unknown";
-    const char *from_environment = getenv("HOSTNAME");
-    if (from_environment && *from_environment && str_is_utf8(str_from(from_environment)))
-        snprintf(host, sizeof host, "%s", from_environment);
-    else
-        (void)!gethostname(host, sizeof host - 1);
+    char host[HOST_BYTES];
+    kernel_host_name(host, sizeof host);
     target.connections_max = (unsigned)all->settings->handlers;
     struct bus_nats_config config = nats_config(kernel_section(store->kernel, "nats"), all, &servers);
     config.loop = store->site.home;

@@ -190,6 +190,7 @@ void kernel_pod_writer_stop(struct kernel_pod_writer *writer);                  
 void kernel_pod_writer_destroy(struct kernel_pod_writer *writer);                           /* NULL is fine */
 void kernel_site_adopt_task(struct kernel_site *site, struct task *task, int64_t delay_ns); /* site.c */
 
+void kernel_host_name(char *name, size_t bytes); /* HOSTNAME, or the system's; "unknown" without either */
 /* ---- process.c: metrics of the process as a whole ---- */
 void kernel_process_metrics_register(const char *commit);
 void kernel_process_metrics_update(

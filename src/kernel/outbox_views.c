@@ -70,22 +70,10 @@ static struct str put_keys(struct ops_view *view, const struct outbox_table *tab
     return arena_printf(arena, "%.*se.%s AS k%u", STR_ARG(sql), table->sequence, count + 1);
 }
 
-static struct str select_from(const struct outbox_table *table, struct str keys, const char *is_stuck,
-                              const char *condition, struct arena *arena)
+/* "(SELECT …) r" of a template. */
+static const char *rows_from(const struct outbox_table *table, struct str template, struct arena *arena)
 {
-    const char *template = arena_printf(arena, COLUMNS "(%s) AS is_stuck, %.*s FROM @table e WHERE %s",
-                                        is_stuck, STR_ARG(keys), condition)
-                               .ptr;
-    return outbox_expand(table, template, arena);
-}
-
-static const char *list_from(const struct outbox_table *table, enum outbox_state of, struct str keys,
-                             struct arena *arena)
-{
-    bool is_live = of != OUTBOX_PUBLISHED && of != OUTBOX_FAILED;
-    struct str rows = select_from(table, keys, is_live ? outbox_condition(OUTBOX_STUCK) : "true",
-                                  is_live ? "@live" : outbox_condition(of), arena);
-    return arena_printf(arena, "(%.*s) r", STR_ARG(rows)).ptr;
+    return arena_printf(arena, "(%.*s) r", STR_ARG(outbox_expand(table, template.ptr, arena))).ptr;
 }
 
 /* ---- views ---- */
@@ -95,11 +83,10 @@ static enum ops_place place_of(const struct outbox_table *table)
     return strcmp(table->module, "refdata") == 0 ? OPS_DATABASES : OPS_STORE;
 }
 
-static const struct ops_column *list_columns(struct arena *arena)
+static const struct ops_column *first_columns(const struct ops_column *all, size_t count, struct arena *arena)
 {
-    struct ops_column *columns = arena_zalloc(arena, (LIST_COLUMNS + 1) * sizeof *columns);
-    memcpy(columns, event_columns, LIST_COLUMNS * sizeof *columns);
-    return columns;
+    struct ops_column *columns = arena_zalloc(arena, (count + 1) * sizeof *columns);
+    return memcpy(columns, all, count * sizeof *columns);
 }
 
 /* The rows of one index: published, failed or live ones. */
@@ -107,17 +94,20 @@ static struct ops_view *list_view(const struct outbox_table *table, enum outbox_
 {
     struct ops_view *view = arena_zalloc(arena, sizeof *view);
     struct str keys = put_keys(view, table, arena);
-    bool is_published = of == OUTBOX_PUBLISHED;
+    bool is_published = of == OUTBOX_PUBLISHED, is_live = !is_published && of != OUTBOX_FAILED;
+    struct str rows = arena_printf(arena, COLUMNS "(%s) AS is_stuck, %.*s FROM @table e WHERE %s",
+                                   is_live ? outbox_condition(OUTBOX_STUCK) : "true", STR_ARG(keys),
+                                   is_live ? "@live" : outbox_condition(of));
     if (is_published) {
         memset(view->keys, 0, sizeof view->keys);
         view->keys[0] = (struct ops_key){"r.published_at", OPS_TIME};
         view->keys[1] = (struct ops_key){"r.id collate \"C\"", OPS_TEXT};
     }
     view->place = place_of(table);
-    view->from = list_from(table, of, keys, arena);
+    view->from = rows_from(table, rows, arena);
     view->tenant = "r.tenant_id";
     view->tenant_is_indexed = !is_published && strcmp(table->aggregate[0].name, "tenant_id") == 0;
-    view->columns = list_columns(arena);
+    view->columns = first_columns(event_columns, LIST_COLUMNS, arena);
     view->filters = event_filters;
     view->is_descending = is_published;
     view->is_scanned = true;
@@ -147,11 +137,10 @@ const struct ops_view *kernel_outbox_event(const struct outbox_table *table, str
     bool is_uuid = strcmp(table->id.type, "uuid") == 0;
     *filters = (struct ops_filter){"id", is_uuid ? OPS_UUID : OPS_NUMBER, "r.own_id = $?", .is_path = true,
                                    .is_indexed = true};
-    struct str rows = outbox_expand(table, COLUMNS PAYLOAD "e.@id AS k1 FROM @table e", arena);
     *view = (struct ops_view){
         .name = arena_printf(arena, "outboxes/%s/events/{id}", table->name).ptr,
         .place = place_of(table),
-        .from = arena_printf(arena, "(%.*s) r", STR_ARG(rows)).ptr,
+        .from = rows_from(table, STR(COLUMNS PAYLOAD "e.@id AS k1 FROM @table e"), arena),
         .tenant = "r.tenant_id",
         .columns = event_columns,
         .filters = filters,
@@ -199,18 +188,13 @@ static const struct ops_filter dead_filters[] = {
 const struct ops_view *kernel_outbox_dead(const struct outbox_table *table, bool is_discarded,
                                           struct arena *arena)
 {
-    struct ops_view *view = arena_zalloc(arena, sizeof *view);
-    struct ops_column *columns = arena_zalloc(arena, (DEAD_LIST_COLUMNS + 1) * sizeof *columns);
-    memcpy(columns, dead_columns, DEAD_LIST_COLUMNS * sizeof *columns);
-    *view = *list_view(table, is_discarded ? OUTBOX_PUBLISHED : OUTBOX_FAILED, arena);
+    struct ops_view *view = list_view(table, is_discarded ? OUTBOX_PUBLISHED : OUTBOX_FAILED, arena);
     struct str keys = put_keys(&(struct ops_view){0}, table, arena);
-    const char *template = arena_printf(arena, COLUMNS PAYLOAD "%.*s FROM @table e WHERE %s%s", STR_ARG(keys),
-                                        is_discarded ? "@is_published AND (@is_discarded)" : "@is_failed", "")
-                               .ptr;
-    struct str rows = outbox_expand(table, template, arena);
+    struct str rows = arena_printf(arena, COLUMNS PAYLOAD "%.*s FROM @table e WHERE %s", STR_ARG(keys),
+                                   is_discarded ? "@is_published AND (@is_discarded)" : "@is_failed");
     view->name = arena_printf(arena, "dead-letters/%s%s", table->name, is_discarded ? "/discarded" : "").ptr;
-    view->from = arena_printf(arena, "(%.*s) r", STR_ARG(rows)).ptr;
-    view->columns = columns;
+    view->from = rows_from(table, rows, arena);
+    view->columns = first_columns(dead_columns, DEAD_LIST_COLUMNS, arena);
     view->filters = dead_filters;
     return view;
 }
@@ -219,11 +203,10 @@ const struct ops_view *kernel_outbox_dead_one(const struct outbox_table *table, 
 {
     struct ops_view *view = arena_zalloc(arena, sizeof *view);
     *view = *kernel_outbox_event(table, arena);
-    const char *template = COLUMNS PAYLOAD "e.@id AS k1 FROM @table e"
-                                           " WHERE (@is_failed) OR (@is_published AND (@is_discarded))";
-    struct str rows = outbox_expand(table, template, arena);
+    const struct str rows = STR(COLUMNS PAYLOAD "e.@id AS k1 FROM @table e"
+                                                " WHERE (@is_failed) OR (@is_published AND (@is_discarded))");
     view->name = arena_printf(arena, "dead-letters/%s/{id}", table->name).ptr;
-    view->from = arena_printf(arena, "(%.*s) r", STR_ARG(rows)).ptr;
+    view->from = rows_from(table, rows, arena);
     view->columns = dead_columns;
     return view;
 }

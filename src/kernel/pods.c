@@ -50,15 +50,6 @@ struct kernel_pod_writer {
 
 /* ---- who this process is ---- */
 
-static void find_host(struct kernel_pods *pods)
-{
-    const char *from_environment = getenv("HOSTNAME");
-    if (from_environment && *from_environment)
-        str_copy(pods->host, sizeof pods->host, str_from(from_environment));
-    else
-        (void)!gethostname(pods->host, sizeof pods->host - 1);
-}
-
 /* A name of one's own among all that run at once: what a restarted container shares with the one before it is not enough. */
 static void name_pod(struct kernel_pods *pods, struct str configured)
 {
@@ -70,7 +61,7 @@ static void name_pod(struct kernel_pods *pods, struct str configured)
     if (configured.len)
         str_copy(pods->pod_id, sizeof pods->pod_id, configured);
     else
-        snprintf(pods->pod_id, sizeof pods->pod_id, "%s-%08x", *host ? host : "pod", (unsigned)random_u64());
+        snprintf(pods->pod_id, sizeof pods->pod_id, "%s-%08x", host, (unsigned)random_u64());
 }
 
 struct kernel_pods *kernel_pods_create(struct kernel *kernel)
@@ -86,7 +77,7 @@ struct kernel_pods *kernel_pods_create(struct kernel *kernel)
             if (kernel_has_role(kernel, *role))
                 db_array_put(&pods->roles, str_from(*role));
     }
-    find_host(pods);
+    kernel_host_name(pods->host, sizeof pods->host);
     name_pod(pods, configured);
     return pods;
 }
@@ -165,7 +156,7 @@ static void put_lag(void *arg, const struct str *labels, double value)
     enum { TOPIC, GROUP };
     if (!bus_has_topic(walk->bus, labels[TOPIC]))
         return;
-    buf_put_str(walk->out, walk->out->data[walk->out->end - 1] == '[' ? STR("{") : STR(",{"));
+    json_put_open(walk->out, NULL, '{');
     json_put_member_str(walk->out, "topic", labels[TOPIC]);
     json_put_member_str(walk->out, "group", labels[GROUP]);
     json_put_member_str(walk->out, "engine", str_from(bus_engine(walk->bus)));
@@ -176,8 +167,7 @@ static void put_lag(void *arg, const struct str *labels, double value)
 /* Of engines; what PostgreSQL carries stands in its tables. */
 static void put_lags(const struct kernel_site *site, struct buf *out)
 {
-    json_put_key(out, STR("lag"));
-    buf_put_char(out, '[');
+    json_put_open(out, "lag", '[');
     for (size_t i = 0; i < site->bus_count; i++)
         if (strcmp(bus_engine(site->buses[i]), "postgres") != 0)
             metrics_each("bus_lag", put_lag, &(struct lag_walk){out, site->buses[i]});

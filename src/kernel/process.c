@@ -76,6 +76,15 @@ static void set(int family, double value)
     metric_set(metric_series_get(&families[family], NULL), value);
 }
 
+void kernel_host_name(char *name, size_t bytes)
+{
+    char own[256] = "";
+    const char *host = getenv("HOSTNAME");
+    if (!host || !*host || !str_is_utf8(str_from(host)))
+        host = gethostname(own, sizeof own - 1) == 0 ? own : "unknown";
+    str_copy(name, bytes, str_from(host));
+}
+
 /* ---- what the program knows ---- */
 
 static struct metric_series *reloads(struct str result)

@@ -273,11 +273,7 @@ static void wake_exporter(void *context)
 
 static void name_resource(struct kernel_traces *traces)
 {
-    const char *hostname = getenv("HOSTNAME");
-    if (hostname && *hostname && str_is_utf8(str_from(hostname)))
-        snprintf(traces->host, sizeof traces->host, "%s", hostname);
-    else if (gethostname(traces->host, sizeof traces->host - 1) != 0)
-        snprintf(traces->host, sizeof traces->host, "unknown");
+    kernel_host_name(traces->host, sizeof traces->host);
     snprintf(traces->instance, sizeof traces->instance, "%s/%ld", traces->host, (long)getpid());
     traces->resource = (struct otlp_resource){
         .service_name = traces->settings->service_name,
