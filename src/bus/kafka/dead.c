@@ -79,13 +79,6 @@ static enum status open_client(struct kafka_dead *dead, rd_kafka_type_t type, rd
 
 /* ---- reading ---- */
 
-static rd_kafka_resp_err_t ask_range(rd_kafka_t *rk, const char *topic, struct bus_dead_range *range,
-                                     int64_t deadline_ns)
-{
-    return rd_kafka_query_watermark_offsets(rk, topic, (int32_t)range->partition, &range->first, &range->next,
-                                            ms_left(deadline_ns));
-}
-
 /* No group moves letters of Kafka elsewhere. */
 static enum status kafka_look(struct bus_dead *base, const char *topic, const char *group,
                               struct arena *arena, struct bus_dead_range **ranges, size_t *count,
@@ -102,7 +95,8 @@ static enum status kafka_look(struct bus_dead *base, const char *topic, const ch
     for (unsigned i = 0; i < partitions && !code; i++) {
         struct bus_dead_range *range = &(*ranges)[*count];
         range->partition = i;
-        code = ask_range(dead->consumer, topic, range, deadline_ns);
+        code = rd_kafka_query_watermark_offsets(dead->consumer, topic, (int32_t)i, &range->first,
+                                                &range->next, ms_left(deadline_ns));
         *count += !code && range->next > range->first;
     }
     return code ? refused(code, error) : STATUS_OK;
@@ -168,21 +162,16 @@ static bool pass_offset(struct kafka_read *read, struct kafka_place *place, int6
     return is_near || start_place(read, place);
 }
 
-static struct kafka_place *find_place(struct kafka_read *read, int32_t partition)
-{
-    for (size_t i = 0; i < read->place_count; i++)
-        if ((int32_t)read->places[i].partition == partition)
-            return &read->places[i];
-    return NULL;
-}
-
 /* One message or event of the queue. False: the read cannot go on, and *code says why if it is a failure. */
 static bool take_message(struct kafka_read *read, const rd_kafka_message_t *message, size_t *kept,
                          rd_kafka_resp_err_t *code)
 {
-    struct kafka_place *place = find_place(read, message->partition);
+    struct kafka_place *place = NULL;
     struct arena arena = ARENA(4096);
     struct bus_message found;
+    for (size_t i = 0; i < read->place_count && !place; i++)
+        if ((int32_t)read->places[i].partition == message->partition)
+            place = &read->places[i];
     if (message->err == RD_KAFKA_RESP_ERR__PARTITION_EOF ||
         message->err == RD_KAFKA_RESP_ERR_OFFSET_OUT_OF_RANGE ||
         message->err == RD_KAFKA_RESP_ERR__AUTO_OFFSET_RESET) {

@@ -108,15 +108,6 @@ void bus_kafka_locks_leave(struct kafka_reader *reader)
     db_release(session);
 }
 
-/* Another process has the locks, or may have them: handlers that still run must not change anything any more. */
-static void lose_all(struct kafka_reader *reader)
-{
-    atomic_store(&reader->held_until_ns, 0);
-    bus_kafka_group_leave(reader, true);
-    bus_kafka_group_assign(reader);
-    bus_kafka_locks_leave(reader);
-}
-
 /* ---- look ---- */
 
 static bool look(struct kafka_reader *reader, struct kafka_view *view)
@@ -291,6 +282,11 @@ void bus_kafka_locks_keep(struct kafka_reader *reader)
     if (is_good && !is_cut_off)
         is_good = (reader->session || join(reader)) && look_and_take(reader);
     reader->look_at_ns = clock_deadline_ms(is_good ? reader->look_ms : LOOK_MAX_MS / 2);
-    if (reader->session && (is_cut_off || !is_good) && !kafka_is_ending(reader->kafka))
-        lose_all(reader);
+    if (!reader->session || (is_good && !is_cut_off) || kafka_is_ending(reader->kafka))
+        return;
+    /* Another process has the locks, or may have them: handlers that still run must not change anything any more. */
+    atomic_store(&reader->held_until_ns, 0);
+    bus_kafka_group_leave(reader, true);
+    bus_kafka_group_assign(reader);
+    bus_kafka_locks_leave(reader);
 }

@@ -240,12 +240,6 @@ static void partition_done(struct worker_job *work)
 
 /* ---- whose turn it is ---- */
 
-static bool has_work(const struct kafka_partition *partition)
-{
-    return partition && partition->is_owned && !partition->is_busy && !partition->is_leaving &&
-           (partition->count > 0 || (partition->has_gap && partition->before_gap == 0));
-}
-
 /* Of the next message what its slot depends on. */
 static struct bus_message head_of(const struct kafka_partition *partition)
 {
@@ -257,10 +251,10 @@ static struct bus_message head_of(const struct kafka_partition *partition)
 /* A gap alone needs no slot. */
 static bool may_begin(const struct kafka_partition *partition)
 {
-    if (!has_work(partition))
+    if (!partition || !partition->is_owned || partition->is_busy || partition->is_leaving)
         return false;
     if (partition->count == 0)
-        return true;
+        return partition->has_gap && partition->before_gap == 0;
     const struct bus_message head = head_of(partition);
     return bus_slots_may_enter(&partition->reader->slots, &head);
 }

@@ -101,26 +101,13 @@ static enum status postgres_lock(struct bus_dead *dead, struct str topic, int64_
                    NULL, error);
 }
 
-static void add_append(struct db_conn *conn, const struct bus_message *message, unsigned partition)
-{
-    struct buf headers = {0};
-    for (unsigned i = 0; i < message->header_count; i++) {
-        db_array_put(&headers, message->headers[i].name);
-        db_array_put(&headers, message->headers[i].value);
-    }
-    db_pipeline_add(conn, &append_sql,
-                    DB_PARAMS(db_text(message->topic), db_int(partition), db_bytea(message->key),
-                              db_text(db_array_end(&headers)),
-                              db_bytea(message->payload.ptr ? message->payload : STR(""))));
-    buf_deinit(&headers);
-}
-
 /* Publishers lock partitions in ascending order: so does this, or it would deadlock with them. */
 static enum status postgres_publish(struct bus_dead *dead, struct bus_message *messages, size_t count,
                                     int64_t deadline_ns, struct error *error)
 {
     struct db_conn *conn = ((struct postgres_dead *)dead)->conn;
     struct db_result *rows = NULL;
+    struct buf headers = {0};
     enum status status =
         db_query(conn, &partitions_sql, DB_PARAMS(db_text(messages[0].topic)), deadline_ns, &rows, error);
     unsigned partitions = status == STATUS_OK ? (unsigned)db_result_i64(rows, 0, 0) : 0;
@@ -131,9 +118,20 @@ static enum status postgres_publish(struct bus_dead *dead, struct bus_message *m
         return status;
     db_pipeline_begin(conn);
     for (unsigned at = 0; at < partitions; at++)
-        for (size_t i = 0; i < count; i++)
-            if (bus_dead_partition(&messages[i], partitions) == at)
-                add_append(conn, &messages[i], at);
+        for (const struct bus_message *message = messages; message < messages + count; message++) {
+            if (bus_dead_partition(message, partitions) != at)
+                continue;
+            buf_clear(&headers);
+            for (unsigned i = 0; i < message->header_count; i++) {
+                db_array_put(&headers, message->headers[i].name);
+                db_array_put(&headers, message->headers[i].value);
+            }
+            db_pipeline_add(conn, &append_sql,
+                            DB_PARAMS(db_text(message->topic), db_int(at), db_bytea(message->key),
+                                      db_text(db_array_end(&headers)),
+                                      db_bytea(message->payload.ptr ? message->payload : STR(""))));
+        }
+    buf_deinit(&headers);
     return db_pipeline_end(conn, deadline_ns, NULL, count, NULL, error);
 }
 

@@ -139,15 +139,6 @@ static void append_seal(struct append *append)
     db_array_end(&append->headers);
 }
 
-/* After this, no connection that is younger than published_by_ns has published. */
-static void note_connection(struct postgres *postgres, const struct db_conn *conn)
-{
-    long long opened_ns = db_conn_opened_ns(conn), known = atomic_load(&postgres->published_by_ns);
-
-    while (known < opened_ns && !atomic_compare_exchange_weak(&postgres->published_by_ns, &known, opened_ns))
-        ;
-}
-
 static void take_offsets(struct append *append, const struct db_result *result)
 {
     /* The time is known of a message that was appended alone: bus_publish() returns offsets only. */
@@ -203,8 +194,11 @@ static enum status append_end(struct postgres *postgres, struct append *append, 
 {
     struct db_result *result;
     enum status status = db_pipeline_end(conn, deadline_ns, &result, 1, NULL, error);
+    long long opened_ns = db_conn_opened_ns(conn), known = atomic_load(&postgres->published_by_ns);
 
-    note_connection(postgres, conn);
+    /* After this, no connection that is younger than published_by_ns has published. */
+    while (known < opened_ns && !atomic_compare_exchange_weak(&postgres->published_by_ns, &known, opened_ns))
+        ;
     if (status == STATUS_OK)
         take_offsets(append, result);
     else

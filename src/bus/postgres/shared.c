@@ -27,11 +27,6 @@ struct locked_batch {
     struct bus_slot slot;
 };
 
-static bool is_suspect(const struct locked_batch *locked)
-{
-    return locked->position < locked->reader->partitions[locked->partition].suspect_until;
-}
-
 /* $1 group, $2 topic, $3 messages and $4 bytes at most, $5 the partition to look at first, $6 the longest
  * backoff: one that would end later was written before the clock was set back. $7: a process that hangs or is frozen in
  * a handler for so long loses its connection, and so its partition.
@@ -273,7 +268,8 @@ static enum status handle_batch(struct locked_batch *locked, struct error *error
     if (locked->batch.count == 0)
         return STATUS_OK;
     bool is_exhausted = attempts_max > 0 && locked->batch.attempt >= attempts_max;
-    bool is_marked = !is_exhausted && is_suspect(locked);
+    bool is_marked =
+        !is_exhausted && locked->position < locked->reader->partitions[locked->partition].suspect_until;
     if (is_marked) { /* it may have killed the processes that handled it: alone, and marked meanwhile */
         enum status status =
             bus_postgres_suspect_mark(locked->reader, locked->partition, locked->position, &suspicion, error);
