@@ -161,7 +161,6 @@ static void plan_url(struct auth_keysource *source)
 
 /* ---- one set out of all sources ---- */
 
-/* The secret comes first, then the file: what stands last has no place once there are AUTH_KEYS_MAX keys. */
 /* Where keys are neither configured nor missed there is no number of them: an alert on 0 would mean nothing. */
 static void show_count(const struct auth_rules *rules, size_t count)
 {
@@ -172,6 +171,7 @@ static void show_count(const struct auth_rules *rules, size_t count)
         metric_series_drop(series);
 }
 
+/* The secret comes first, then the file: what stands last is left out once there are AUTH_KEYS_MAX keys. */
 static struct auth_keyset *build_keys(const struct auth_keysource *source)
 {
     const struct document *const documents[] = {&source->file, &source->url};

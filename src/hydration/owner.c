@@ -78,21 +78,17 @@ static enum status look_open(struct look *look, const struct hydration_owner *ow
     return status;
 }
 
-static void end_span(struct look *look)
-{
-    if (!look->span)
-        return;
-    span_put_str(look->span, "freshet.tenant.id", look->need.tenant);
-    span_put_str(look->span, "freshet.entity.type", look->need.entity_type);
-    span_put_str(look->span, "freshet.entity.id", str_utf8_cut(look->need.entity_id, SPAN_TEXT_BYTES / 2));
-    if (look->failed)
-        span_fail(look->span, STR("not_answered"));
-    span_end(look->span);
-}
-
 static void look_close(struct look *look)
 {
-    end_span(look);
+    if (look->span) {
+        span_put_str(look->span, "freshet.tenant.id", look->need.tenant);
+        span_put_str(look->span, "freshet.entity.type", look->need.entity_type);
+        span_put_str(look->span, "freshet.entity.id",
+                     str_utf8_cut(look->need.entity_id, SPAN_TEXT_BYTES / 2));
+        if (look->failed)
+            span_fail(look->span, STR("not_answered"));
+        span_end(look->span);
+    }
     buf_deinit(&look->whole);
     buf_deinit(&look->cut);
     arena_deinit(&look->arena);
