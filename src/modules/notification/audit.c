@@ -157,27 +157,20 @@ static enum status read_events(struct notification_book *book, struct books *boo
                : status;
 }
 
-/* Dead letters last: a message that became one is there when it is settled. */
-static enum status await_nats(struct books *books, const char *group, bool *are_settled, struct error *error)
-{
-    static const char *const topics[] = {NOTIFICATION_TOPIC, NOTIFICATION_TOPIC BUS_DEAD_SUFFIX};
-    int64_t deadline_ns = clock_deadline_ms(books->patience_ms);
-    enum status status = STATUS_OK;
-    *are_settled = true;
-    for (size_t i = 0; i < 2 && *are_settled && status == STATUS_OK; i++)
-        status = kernel_events_are_settled(books->config, books->modules, topics[i], group, deadline_ns,
-                                           are_settled, error);
-    return status;
-}
-
 /* Only the engine knows its messages: when the group has settled all of them, an event that was published before, and is still not handled,
  * is lost. */
 static enum status ask_nats(struct notification_book *book, struct books *books, struct db_conn *conn,
                             const char *group, struct error *error)
 {
+    /* dead letters last: a message that became one is there when it is settled */
+    static const char *const topics[] = {NOTIFICATION_TOPIC, NOTIFICATION_TOPIC BUS_DEAD_SUFFIX};
     int64_t before_us = db_result_i64(book->counts, 0, NOW_US);
-    bool are_settled = false;
-    enum status status = await_nats(books, group, &are_settled, error);
+    int64_t deadline_ns = clock_deadline_ms(books->patience_ms);
+    bool are_settled = true;
+    enum status status = STATUS_OK;
+    for (size_t i = 0; i < 2 && are_settled && status == STATUS_OK; i++)
+        status = kernel_events_are_settled(books->config, books->modules, topics[i], group, deadline_ns,
+                                           &are_settled, error);
     if (status != STATUS_OK || !are_settled)
         return status;
     db_rollback(conn);

@@ -148,7 +148,7 @@ static enum status write_events(struct memo *memo, struct bus_batch *batch, stru
     buf_put_char(&json, '[');
     for (size_t i = 0; i < memo->count; i++) {
         const struct notification_event *event = &memo->events[i];
-        buf_put_str(&json, i ? STR(",{") : STR("{"));
+        json_put_open(&json, NULL, '{');
         if (event->traceparent.len)
             json_put_member_str(&json, "traceparent", event->traceparent);
         json_put_key(&json, STR("event"));

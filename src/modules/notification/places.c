@@ -31,20 +31,16 @@ void places_deinit(struct places *places)
 
 /* ---- tenants ---- */
 
-static struct places_tenant *find(const struct places *places, struct str name)
-{
-    struct map_node *node;
-    MAP_MATCH(node, &places->tenants, hash_seeded(name)) {
-        struct places_tenant *tenant = CONTAINER_OF(node, struct places_tenant, node);
-        if (str_eq(str_from(tenant->name), name))
-            return tenant;
-    }
-    return NULL;
-}
-
 struct places_tenant *places_use(struct places *places, struct str name)
 {
-    struct places_tenant *tenant = find(places, name);
+    struct places_tenant *tenant = NULL;
+    struct map_node *node;
+    MAP_MATCH(node, &places->tenants, hash_seeded(name)) {
+        tenant = CONTAINER_OF(node, struct places_tenant, node);
+        if (str_eq(str_from(tenant->name), name))
+            break;
+        tenant = NULL;
+    }
     if (!tenant) {
         tenant = memory_zalloc(sizeof *tenant);
         tenant->name = str_dup(name);

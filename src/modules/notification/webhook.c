@@ -216,16 +216,6 @@ static size_t choose_next(const struct sending *sending)
     return chosen;
 }
 
-static void begin_calls(struct sending *sending)
-{
-    size_t at;
-    while (sending->waiting > 0 && (at = choose_next(sending)) < sending->batch->count) {
-        sending->calls[at] = begin_call(sending->webhooks, &sending->batch->events[at], sending->tenants[at]);
-        sending->tenants[at] = NULL;
-        sending->waiting--;
-    }
-}
-
 static void give_up_waiting(struct sending *sending)
 {
     for (size_t i = 0; i < sending->batch->count && sending->waiting > 0; i++)
@@ -261,24 +251,26 @@ static bool look_at_calls(struct sending *sending)
     return is_any_quick;
 }
 
-/* Is there something to settle, or to claim? */
-static bool is_any_news(const struct sending *sending)
-{
-    return sending->batch->count > 0 || sending->ended > 0 || atomic_load(&sending->webhooks->is_woken) ||
-           TAILQ_EMPTY(&sending->webhooks->running) || clock_mono_ns() >= sending->batch->until_ns;
-}
-
 static void send_calls(struct sending *sending)
 {
     struct webhooks *webhooks = sending->webhooks;
+    const struct outbox_batch *batch = sending->batch;
+    size_t at;
     for (;;) {
-        begin_calls(sending);
+        while (sending->waiting > 0 && (at = choose_next(sending)) < batch->count) {
+            sending->calls[at] = begin_call(webhooks, &batch->events[at], sending->tenants[at]);
+            sending->tenants[at] = NULL;
+            sending->waiting--;
+        }
         bool is_any_quick = look_at_calls(sending);
         if (sending->is_cancelled || clock_mono_ns() >= sending->begin_until_ns)
             give_up_waiting(sending);
-        if (!is_any_quick && choose_next(sending) == sending->batch->count && is_any_news(sending))
+        /* something can be settled or claimed */
+        bool is_due = batch->count > 0 || sending->ended > 0 || atomic_load(&webhooks->is_woken) ||
+                      TAILQ_EMPTY(&webhooks->running) || clock_mono_ns() >= batch->until_ns;
+        if (!is_any_quick && choose_next(sending) == batch->count && is_due)
             return;
-        int64_t left_ms = clock_ms_left(sending->batch->until_ns);
+        int64_t left_ms = clock_ms_left(batch->until_ns);
         fetch_calls_run(webhooks->calls, left_ms < WAIT_MS ? left_ms : WAIT_MS);
     }
 }
