@@ -34,9 +34,14 @@ const char *admin_user(struct admin *admin)
 }
 
 enum status admin_audit(struct admin *admin, struct db_conn *conn, const char *action, const char *target,
-                        struct str filter, int64_t count, struct error *error)
+                        const struct admin_filter *filter, int64_t count, struct error *error)
 {
-    struct buf ids = {0};
+    struct buf ids = {0}, values = {0};
+    buf_put_char(&values, '{');
+    for (; filter->name; filter++)
+        if (filter->value)
+            json_put_member_str(&values, filter->name, str_from(filter->value));
+    buf_put_char(&values, '}');
     buf_put_char(&ids, '[');
     for (size_t i = 0; i < admin->ids.count; i++) {
         if (i)
@@ -49,13 +54,14 @@ enum status admin_audit(struct admin *admin, struct db_conn *conn, const char *a
         .action = str_from(action),
         .target = str_from(target),
         .ids = admin->ids.count ? buf_str(&ids) : STR_NONE,
-        .filter = admin->ids.count ? STR_NONE : filter,
+        .filter = admin->ids.count ? STR_NONE : buf_str(&values),
         .matched = count,
         .changed = count,
         .reason = admin->note && *admin->note ? str_from(admin->note) : STR("no note was given"),
     };
     enum status status = kernel_ops_audit_write(conn, &audit, admin->deadline_ns, error);
     buf_deinit(&ids);
+    buf_deinit(&values);
     return status;
 }
 

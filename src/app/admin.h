@@ -66,10 +66,12 @@ void admin_note_limit(const struct admin *admin, size_t count);
 const char *admin_text(struct admin *admin, const struct db_result *rows, size_t row, unsigned column,
                        const char *missing);
 
-/* In the transaction of a change: its row of platform.ops_audit (kernel/ops.h), with the IDs of the call, or `filter`, a JSON object. */
-struct ops_audit;
+/* In the transaction of a change: its row of platform.ops_audit (kernel/ops.h), with the IDs of the call, or else the filter. */
+struct admin_filter {
+    const char *name, *value; /* a NULL name ends them; a NULL value: it was not given */
+};
 enum status admin_audit(struct admin *admin, struct db_conn *conn, const char *action, const char *target,
-                        struct str filter, int64_t count, struct error *error) MUST_CHECK;
+                        const struct admin_filter *filter, int64_t count, struct error *error) MUST_CHECK;
 /* "ann@host", as the system knows the user; $USER may be anything. */
 const char *admin_user(struct admin *admin);
 /* A message about a table that is missing: `freshet migrate`. */

@@ -1,12 +1,11 @@
 /* `freshet verify --books`: is everything that was accepted decided, or does something carry it? One snapshot of each database; for
  * what an engine carries, the engine is asked too. A line for each kind, and a line for each thing that is lost or doubled. */
-#include "app/books.h"
-
 #include <stdio.h>
 #include <string.h>
 
 #include "app/commands.h"
-#include "app/options.h"
+#include "app/sites.h"
+#include "app/verify.h"
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/memory.h"
@@ -17,8 +16,6 @@ enum { CULPRITS_SHOWN_MAX = 20, STATEMENT_MS = 10 * 60 * 1000, EXIT_WRONG = 3 };
 
 struct books_run {
     struct books books;
-    const struct module
-        *module; /* of the current database; NULL: those that keep their tables in the store */
     uint64_t wrong_count, failed_count;
     struct buf culprits; /* lines, printed after the table */
     unsigned shown;      /* of the current database */
@@ -125,9 +122,9 @@ static enum status read_module(struct books_run *run, const struct module *modul
     return status;
 }
 
-static void read_database(const struct db_target *target, void *arg)
+static void read_database(struct books_run *run, const struct app_site *site)
 {
-    struct books_run *run = arg;
+    const struct db_target *target = &site->target;
     struct error error = {0};
     struct db_pool *pool = NULL;
     struct db_conn *conn = NULL;
@@ -138,7 +135,7 @@ static void read_database(const struct db_target *target, void *arg)
     if (status == STATUS_OK)
         status = db_acquire(pool, run->books.deadline_ns, &conn, &error);
     for (const struct module *const *at = app_modules; *at && status == STATUS_OK; at++) {
-        if (run->module ? run->module != *at : !(*at)->keeps_store)
+        if (!app_site_keeps(site, *at))
             continue;
         status = db_begin(conn, DB_REPEATABLE_READ_ONLY, run->books.deadline_ns, &error);
         if (status == STATUS_OK)
@@ -146,7 +143,7 @@ static void read_database(const struct db_target *target, void *arg)
         if (status == STATUS_OK)
             status = read_module(run, *at, conn, &error);
         /* A database that was not migrated for the module has nothing of it. */
-        if (status == STATUS_DB_ERROR && strcmp(db_sqlstate(conn), "42P01") == 0 && !run->module)
+        if (status == STATUS_DB_ERROR && strcmp(db_sqlstate(conn), "42P01") == 0 && !site->module)
             status = STATUS_OK;
         db_rollback(conn);
     }
@@ -168,7 +165,7 @@ int app_books(const char *config_path, int64_t patience_ms, bool is_json)
                                       .patience_ms = patience_ms,
                                       .on_line = print_line,
                                       .on_culprit = note_culprit}};
-    struct db_target store;
+    struct app_sites sites;
     run.books.config = app_config_load(config_path);
     if (!run.books.config)
         return 1;
@@ -176,15 +173,10 @@ int app_books(const char *config_path, int64_t patience_ms, bool is_json)
     if (!is_json)
         printf("%-12s %-37s %10s %10s %10s %8s %8s\n", "database", "kind", "accepted", "decided", "carried",
                "lost", "doubled");
-    for (const struct module *const *at = app_modules; *at; at++)
-        if ((*at)->each_database) {
-            run.module = *at;
-            (*at)->each_database(run.books.config, config_section(run.books.config, (*at)->section->name),
-                                 read_database, &run);
-        }
-    run.module = NULL;
-    if (kernel_store_find(run.books.config, app_modules, &store))
-        read_database(&store, &run);
+    app_sites_init(&sites, run.books.config);
+    for (size_t i = 0; i < sites.count; i++)
+        read_database(&run, &sites.items[i]);
+    app_sites_deinit(&sites);
     printf("%.*s", STR_ARG(buf_str(&run.culprits)));
     if (run.wrong_count)
         (void)app_fail("verify", "%llu lost or doubled", (unsigned long long)run.wrong_count);

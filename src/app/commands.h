@@ -34,6 +34,8 @@ int app_verify(int argc, char **argv);
 int app_plan(int argc, char **argv);
 int app_manual(int argc, char **argv);
 int app_completion(int argc, char **argv);
+/* `freshet config --connect`, of a file that has been checked. A database has `timeout_ms` to answer, and again for each template. */
+int app_config_connect(struct config *config, int64_t timeout_ms);
 void app_version_print(void); /* `freshet --version` */
 /* The commit that the program was built from, "7a7955bd5d8e", with a + where files have changed since; and its date. Made by
  * tools/embed_commit.py. */

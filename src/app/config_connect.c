@@ -1,7 +1,5 @@
 /* `freshet config --connect`: one database after another. Mistakes go to standard error in the form of those of the file, notes and the
  * last line of a good file to standard output. A database that cannot be asked is one message, and the others are still tried. */
-#include "app/config_connect.h"
-
 #include <stdio.h>
 
 #include "app/commands.h"
@@ -45,17 +43,6 @@ static void print_note(struct trial *trial, struct setting_place place, const ch
     print_at(CONTAINER_OF(trial, struct connect_run, trial), stdout, place, what, "note: ", message);
 }
 
-static void print_lost(struct connect_run *run, const struct app_site *site, const struct db_pool *pool,
-                       enum status status, const struct error *error)
-{
-    const char *advice = status == STATUS_TIMEOUT
-                             ? "check that it runs, or give a longer --timeout"
-                             : "check its address, its user and the password, and that it runs";
-    fprintf(stderr, "%s: database %s: %s: %s\n", config_path(run->trial.config),
-            app_site_shown(site, pool, &run->arena), terminal_text(str_from(error->message), &run->arena),
-            advice);
-}
-
 static int print_summary(const struct connect_run *run)
 {
     const char *path = config_path(run->trial.config);
@@ -74,7 +61,7 @@ static int print_summary(const struct connect_run *run)
 
 /* ---- one database ---- */
 
-/* A schema that is not migrated is no mistake of the file; one that the program refuses to serve is. */
+/* A schema that is not migrated is not a mistake in the file; one that the program refuses to serve is. */
 static enum status look_at_schema(struct connect_run *run, const struct app_site *site, struct db_pool *pool,
                                   const struct db_schema *schema, struct error *error)
 {
@@ -112,7 +99,7 @@ static enum status look_at_schemas(struct connect_run *run, const struct app_sit
     enum status status = site->is_twin ? STATUS_OK : look_at_schema(run, site, pool, &platform, error);
     for (const struct module *const *at = app_modules; *at && status == STATUS_OK; at++) {
         const struct db_schema schema = {(*at)->name, (*at)->migrations};
-        if (schema.migrations && (site->module ? site->module == *at : (*at)->keeps_store))
+        if (schema.migrations && app_site_keeps(site, *at))
             status = look_at_schema(run, site, pool, &schema, error);
     }
     return status;
@@ -155,7 +142,10 @@ static void visit_site(struct connect_run *run, size_t index)
     if (status != STATUS_OK) {
         run->is_lost[first] = true;
         run->lost_count++;
-        print_lost(run, site, pool, status, &error);
+        fprintf(stderr, "%s: database %s: %s: %s\n", config_path(run->trial.config),
+                app_site_shown(site, pool, &run->arena), terminal_text(str_from(error.message), &run->arena),
+                status == STATUS_TIMEOUT ? "check that it runs, or give a longer --timeout"
+                                         : "check its address, its user and the password, and that it runs");
     }
     db_pool_destroy(pool);
 }

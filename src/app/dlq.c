@@ -51,21 +51,6 @@ static enum status show_notification(struct admin *admin, struct db_conn *conn, 
     return admin_explain(conn, status, error);
 }
 
-static struct str filter_json(struct dlq_command *command)
-{
-    const char *const members[][2] = {
-        {"kind", command->kind}, {"reason", command->reason}, {"tenant", command->tenant}};
-    struct buf text = {0};
-    buf_put_char(&text, '{');
-    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++)
-        if (members[i][1])
-            json_put_member_str(&text, members[i][0], str_from(members[i][1]));
-    buf_put_char(&text, '}');
-    struct str copy = arena_str(&command->arena, buf_str(&text));
-    buf_deinit(&text);
-    return copy;
-}
-
 /* Messages and deliveries, in one transaction with their audit. */
 static enum status change_both(struct dlq_command *command, struct db_conn *conn, int64_t *messages,
                                int64_t *deliveries, struct error *error)
@@ -82,10 +67,12 @@ static enum status change_both(struct dlq_command *command, struct db_conn *conn
                      : notification_dlq_change_in_tx(conn, action, of_deliveries, &command->selection, who,
                                                      note, admin->deadline_ns, counts[of_deliveries], error);
     bool is_changed = status == STATUS_OK && !admin->is_dry_run;
+    const struct admin_filter filter[] = {
+        {"kind", command->kind}, {"reason", command->reason}, {"tenant", command->tenant}, {NULL, NULL}};
     if (is_changed && *messages + *deliveries > 0)
         status = admin_audit(
             admin, conn, action == NOTIFICATION_DLQ_REQUEUE ? "dead_letter.requeue" : "dead_letter.discard",
-            "notification", filter_json(command), *messages + *deliveries, error);
+            "notification", filter, *messages + *deliveries, error);
     if (is_changed && status == STATUS_OK)
         return db_commit(conn, admin->deadline_ns, error);
     db_rollback(conn);
@@ -153,23 +140,16 @@ static enum status change_letters(struct admin *admin, struct db_conn *conn, str
                                        : dlq_letters_change(command, conn, error);
 }
 
-struct target_walk {
-    struct dlq_command *command;
-    const struct module *module;
-    bool is_added;
-};
-
-static void add_database(const struct db_target *target, void *arg)
+static void add_database(const struct db_target *target, const struct module *module, void *arg)
 {
-    struct target_walk *walk = arg;
-    struct dlq_command *command = walk->command;
+    struct dlq_command *command = arg;
     bool is_topic = command->has_source && command->source.kind == DEAD_OF_TOPIC;
     bool is_kafka = is_topic && command->source.topic.engine == KERNEL_ON_KAFKA;
     if (!command->kafka_database)
         command->kafka_database = arena_str(&command->arena, str_from(target->name)).ptr;
     if (is_kafka && strcmp(command->kafka_database, target->name) != 0)
         return;
-    admin_add_target(&command->admin, target, walk->module);
+    admin_add_target(&command->admin, target, module);
 }
 
 /* Which databases the call is about: those of its source, or all. */
@@ -193,10 +173,8 @@ static void find_dlq_targets(struct admin *admin, struct config *config)
         (command->has_source && source->kind == DEAD_OF_OUTBOX && !source->module->keeps_store);
     if (of_store && kernel_store_find(config, app_modules, &store))
         admin_add_target(admin, &store, NULL);
-    for (const struct module *const *at = app_modules; *at && of_databases; at++)
-        if ((*at)->each_database && !(*at)->keeps_store)
-            (*at)->each_database(config, config_section(config, (*at)->section->name), add_database,
-                                 &(struct target_walk){.command = command, .module = *at});
+    if (of_databases)
+        kernel_each_database(config, app_modules, add_database, command);
     /* a database that two names stand for is one: the last name stays, which is refdata's */
     for (size_t i = 0; is_topic && i + 1 < admin->target_count;) {
         const struct db_server *own = db_server_find(&command->servers, &admin->targets[i].target);

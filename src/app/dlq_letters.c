@@ -36,9 +36,10 @@ static size_t lines_left(const struct dlq_command *command)
                : 0;
 }
 
-static enum status list_topic(struct dlq_command *command, const struct dead_place *place, const char *suffix,
+static enum status list_topic(void *arg, const struct dead_place *place, bool is_elsewhere,
                               struct error *error)
 {
+    struct dlq_command *command = arg;
     struct dead_scan scan = {.place = *place,
                              .filter = {.state = command->state,
                                         .tenant = str_from(command->tenant),
@@ -55,7 +56,7 @@ static enum status list_topic(struct dlq_command *command, const struct dead_pla
         const struct bus_message *letter = item->letter;
         char id[48], source[BUS_REASON_BYTES];
         snprintf(id, sizeof id, "%u-%lld", letter->partition, (long long)letter->offset);
-        snprintf(source, sizeof source, "%s%s", place->name, suffix);
+        snprintf(source, sizeof source, "%s%s", place->name, is_elsewhere ? DEAD_ELSEWHERE : "");
         print_line(
             command, source, id, "topic", dead_state_name(item->state),
             dead_item_tenant(place->topic, letter), bus_message_header(letter, STR(BUS_HEADER_EVENT_ID)),
@@ -65,82 +66,25 @@ static enum status list_topic(struct dlq_command *command, const struct dead_pla
     return status;
 }
 
-/* Is it the one of the call, if that names one? */
-static bool is_wanted(const struct dlq_command *command, enum dead_source_kind kind, struct str name,
-                      enum kernel_engine engine)
+static int64_t engine_deadline(const struct dlq_command *command, enum kernel_engine engine)
 {
-    if (!command->has_source)
-        return true;
-    return command->source.kind == kind && str_eq(str_from(command->source.name), name) &&
-           (kind != DEAD_OF_TOPIC || command->source.topic.engine == engine);
-}
-
-static const struct kernel_dead_topic *known_topic(const struct dlq_command *command, struct str topic,
-                                                   enum kernel_engine engine, bool *is_elsewhere)
-{
-    const struct kernel_dead_topic *found = NULL;
-    *is_elsewhere = false;
-    for (size_t i = 0; i < command->topic_count; i++)
-        if (str_eq(str_from(command->topics[i].topic), topic)) {
-            if (command->topics[i].engine == engine)
-                found = &command->topics[i];
-            else
-                *is_elsewhere |= command->topics[i].engine != KERNEL_ON_POSTGRES;
-        }
-    return found;
-}
-
-static enum status list_own_topics(struct dlq_command *command, struct db_conn *conn, struct error *error)
-{
-    struct str *names;
-    size_t count;
-    enum status status =
-        kernel_dead_topics_of(conn, &command->arena, &names, &count, command->admin.deadline_ns, error);
-    struct bus_dead *dead = bus_dead_open_postgres(conn);
-    for (size_t i = 0; i < count && status == STATUS_OK; i++) {
-        struct str topic = str_of(names[i].ptr, names[i].len - (sizeof BUS_DEAD_SUFFIX - 1));
-        bool is_elsewhere;
-        const struct kernel_dead_topic *known =
-            known_topic(command, topic, KERNEL_ON_POSTGRES, &is_elsewhere);
-        const struct kernel_dead_topic plain = {.topic = arena_str(&command->arena, topic).ptr};
-        const struct dead_place place = {dead, conn, known ? known : &plain, names[i].ptr,
-                                         command->admin.deadline_ns};
-        if (is_wanted(command, DEAD_OF_TOPIC, names[i], KERNEL_ON_POSTGRES))
-            status = list_topic(command, &place, is_elsewhere ? DEAD_ELSEWHERE : "", error);
-    }
-    bus_dead_close(dead);
-    return status;
-}
-
-static bool has_engine(const struct dlq_command *command, enum kernel_engine engine)
-{
-    for (size_t i = 0; i < command->topic_count; i++) {
-        struct str name =
-            arena_printf((struct arena *)&command->arena, "%s" BUS_DEAD_SUFFIX, command->topics[i].topic);
-        if (command->topics[i].engine == engine && is_wanted(command, DEAD_OF_TOPIC, name, engine))
-            return true;
-    }
-    return false;
+    return engine == KERNEL_ON_POSTGRES ? command->admin.deadline_ns : clock_deadline_ms(ENGINE_MS);
 }
 
 static enum status list_engine(struct dlq_command *command, enum kernel_engine engine, struct db_conn *conn,
                                struct error *error)
 {
-    struct bus_dead *dead = NULL;
-    int64_t deadline_ns = clock_deadline_ms(ENGINE_MS);
-    if (!has_engine(command, engine))
-        return STATUS_OK;
-    enum status status =
-        kernel_dead_open(command->config, app_modules, engine, conn, deadline_ns, &dead, error);
-    for (size_t i = 0; i < command->topic_count && status == STATUS_OK; i++) {
-        const struct kernel_dead_topic *topic = &command->topics[i];
-        struct str name = arena_printf(&command->arena, "%s" BUS_DEAD_SUFFIX, topic->topic);
-        if (topic->engine == engine && is_wanted(command, DEAD_OF_TOPIC, name, engine))
-            status = list_topic(command, &(struct dead_place){dead, conn, topic, name.ptr, deadline_ns}, "",
-                                error);
-    }
-    bus_dead_close(dead);
-    return status;
+    const struct dead_walk walk = {.config = command->config,
+                                   .modules = app_modules,
+                                   .topics = command->topics,
+                                   .topic_count = command->topic_count,
+                                   .only = command->has_source ? &command->source : NULL,
+                                   .conn = conn,
+                                   .deadline_ns = engine_deadline(command, engine),
+                                   .arena = &command->arena,
+                                   .visit = list_topic,
+                                   .arg = command};
+    return kernel_dead_each(&walk, engine, error);
 }
 
 static enum status list_outbox(struct dlq_command *command, const struct outbox_table *table,
@@ -166,6 +110,7 @@ static enum status list_outbox(struct dlq_command *command, const struct outbox_
 
 static enum status list_outboxes(struct dlq_command *command, struct db_conn *conn, struct error *error)
 {
+    const struct dead_source *only = command->has_source ? &command->source : NULL;
     bool is_store = !command->admin.target->module;
     enum status status = STATUS_OK;
     if (command->state != DEAD_OPEN && command->state != DEAD_ANY)
@@ -174,7 +119,7 @@ static enum status list_outboxes(struct dlq_command *command, struct db_conn *co
         for (const struct outbox_table *const *at = (*module)->outboxes; at && *at && status == STATUS_OK;
              at++)
             if ((*module)->keeps_store == is_store && lines_left(command) > 0 &&
-                is_wanted(command, DEAD_OF_OUTBOX, str_from((*at)->name), KERNEL_ON_POSTGRES))
+                (!only || only->outbox == *at))
                 status = list_outbox(command, *at, conn, error);
     return status;
 }
@@ -193,7 +138,7 @@ static bool is_twin(struct dlq_command *command)
 enum status dlq_letters_list(struct dlq_command *command, struct db_conn *conn, struct error *error)
 {
     const struct admin_target *target = command->admin.target;
-    enum status status = is_twin(command) ? STATUS_OK : list_own_topics(command, conn, error);
+    enum status status = is_twin(command) ? STATUS_OK : list_engine(command, KERNEL_ON_POSTGRES, conn, error);
     if (status == STATUS_OK)
         status = list_outboxes(command, conn, error);
     if (status == STATUS_OK && !target->module)
@@ -233,8 +178,7 @@ static enum status open_place(struct dlq_command *command, struct db_conn *conn,
                               struct error *error)
 {
     const struct kernel_dead_topic *topic = &command->source.topic;
-    int64_t deadline_ns =
-        topic->engine == KERNEL_ON_POSTGRES ? command->admin.deadline_ns : clock_deadline_ms(ENGINE_MS);
+    int64_t deadline_ns = engine_deadline(command, topic->engine);
     *place = (struct dead_place){NULL, conn, topic, command->source.name, deadline_ns};
     return kernel_dead_open(command->config, app_modules, topic->engine, conn, deadline_ns, &place->dead,
                             error);
@@ -305,18 +249,13 @@ enum status dlq_letters_show(struct dlq_command *command, struct db_conn *conn, 
 
 /* ---- changes ---- */
 
-static struct str filter_json(struct dlq_command *command)
+static enum status audit_change(struct dlq_command *command, struct db_conn *conn, bool requeues,
+                                int64_t count, struct error *error)
 {
-    struct buf text = {0};
-    buf_put_char(&text, '{');
-    if (command->reason)
-        json_put_member_str(&text, "reason", str_from(command->reason));
-    if (command->tenant)
-        json_put_member_str(&text, "tenant", str_from(command->tenant));
-    buf_put_char(&text, '}');
-    struct str copy = arena_str(&command->arena, buf_str(&text));
-    buf_deinit(&text);
-    return copy;
+    const struct admin_filter filter[] = {
+        {"reason", command->reason}, {"tenant", command->tenant}, {NULL, NULL}};
+    return admin_audit(&command->admin, conn, requeues ? "dead_letter.requeue" : "dead_letter.discard",
+                       command->source.name, filter, count, error);
 }
 
 /* One transaction: at most DEAD_CHANGE_MAX letters of a filter. */
@@ -328,8 +267,7 @@ static enum status change_some(struct dlq_command *command, struct dead_change *
     if (status == STATUS_OK)
         status = kernel_dead_change(change, error);
     if (status == STATUS_OK && !admin->is_dry_run && change->changed > 0)
-        status = admin_audit(admin, conn, change->requeues ? "dead_letter.requeue" : "dead_letter.discard",
-                             command->source.name, filter_json(command), change->changed, error);
+        status = audit_change(command, conn, change->requeues, change->changed, error);
     if (status == STATUS_OK && !admin->is_dry_run)
         status = db_commit(conn, admin->deadline_ns, error);
     else
@@ -392,8 +330,7 @@ static enum status change_outbox(struct dlq_command *command, struct db_conn *co
             conn, command->source.outbox, requeues ? OUTBOX_CHANGE_RETRY : OUTBOX_CHANGE_DISCARD, &selection,
             admin->deadline_ns, count, error);
     if (status == STATUS_OK && !admin->is_dry_run)
-        status = admin_audit(admin, conn, requeues ? "dead_letter.requeue" : "dead_letter.discard",
-                             command->source.name, filter_json(command), *count, error);
+        status = audit_change(command, conn, requeues, *count, error);
     if (status == STATUS_OK && !admin->is_dry_run)
         return db_commit(conn, admin->deadline_ns, error);
     db_rollback(conn);

@@ -165,16 +165,6 @@ void doctor_add_pod(struct doctor *doctor, struct str url, bool is_given)
     pthread_mutex_unlock(&doctor->lock);
 }
 
-static void add_site(struct doctor *doctor, const struct app_site *site)
-{
-    struct doctor_place *place = make_place(doctor, site->module ? DOCTOR_REFDATA : DOCTOR_STORE);
-    if (!site->is_twin)
-        place->kinds |= DOCTOR_DATABASE;
-    place->site = site;
-    place->name = arena_printf(&place->arena, "database %s", site->target.name).ptr;
-    start_place(doctor, place);
-}
-
 static void add_engine(struct doctor *doctor, enum doctor_engine engine, const char *name,
                        const struct setting_strings *nodes, bool has_tls)
 {
@@ -197,8 +187,14 @@ static void add_places(struct doctor *doctor)
     machine->name = "configuration";
     pthread_mutex_lock(&doctor->lock);
     start_place(doctor, machine);
-    for (size_t i = 0; i < doctor->sites.count; i++)
-        add_site(doctor, &doctor->sites.items[i]);
+    for (size_t i = 0; i < doctor->sites.count; i++) {
+        const struct app_site *site = &doctor->sites.items[i];
+        struct doctor_place *place = make_place(doctor, site->module ? DOCTOR_REFDATA : DOCTOR_STORE);
+        place->kinds |= site->is_twin ? 0 : DOCTOR_DATABASE;
+        place->site = site;
+        place->name = arena_printf(&place->arena, "database %s", site->target.name).ptr;
+        start_place(doctor, place);
+    }
     if (bus->commands == KERNEL_KAFKA || refdata->adapter.sources.count > 0)
         add_engine(doctor, DOCTOR_KAFKA, "Kafka", &kafka->brokers, kafka->tls.enabled);
     if (bus->invalidations == KERNEL_REDIS)
@@ -256,11 +252,7 @@ static bool load_config(struct doctor *doctor)
         &(struct kernel_options){.config_path = app_config_path(doctor->config_path), .modules = app_modules},
         &problems);
     struct str rest = buf_str(&problems), line;
-    while (!doctor->config && rest.len) {
-        if (!str_split(&rest, '\n', &line)) {
-            line = rest;
-            rest = STR_NONE;
-        }
+    while (!doctor->config && str_split(&rest, '\n', &line)) {
         if (line.len)
             note_problem(&file, "%.*s", STR_ARG(line));
     }
@@ -270,17 +262,6 @@ static bool load_config(struct doctor *doctor)
     buf_deinit(&problems);
     arena_deinit(&file.arena);
     return doctor->config && doctor->catalog;
-}
-
-static void add_given_pods(struct doctor *doctor, const struct option_list *urls)
-{
-    const char *named = getenv("FRESHET_URL");
-    struct buf url = {0};
-    for (size_t i = 0; i < urls->count; i++)
-        doctor_add_pod(doctor, client_url("doctor", urls->items[i], &url), true);
-    if (!urls->count && named && *named)
-        doctor_add_pod(doctor, client_url("doctor", NULL, &url), true);
-    buf_deinit(&url);
 }
 
 static void free_doctor(struct doctor *doctor)
@@ -302,13 +283,19 @@ static void free_doctor(struct doctor *doctor)
 
 static int run_doctor(struct doctor *doctor, const struct option_list *urls, bool is_json)
 {
+    const char *named = getenv("FRESHET_URL");
+    struct buf url = {0};
     bool are_done = true;
     if (load_config(doctor)) {
         app_sites_init(&doctor->sites, doctor->config);
         add_places(doctor);
-        add_given_pods(doctor, urls);
+        for (size_t i = 0; i < urls->count; i++)
+            doctor_add_pod(doctor, client_url("doctor", urls->items[i], &url), true);
+        if (!urls->count && named && *named)
+            doctor_add_pod(doctor, client_url("doctor", NULL, &url), true);
         are_done = await_places(doctor);
     }
+    buf_deinit(&url);
     int exit_status = doctor_print(doctor, is_json);
     if (!are_done) { /* threads still use all of it */
         (void)fflush(stdout);

@@ -1,50 +1,18 @@
 /* The checks, those of most effect first among the same severity. */
 #include "app/doctor.h"
 
-static const struct doctor_metric role_down = {.name = "freshet_role_up",
-                                               .is_below = true,
-                                               .limit = 1,
-                                               .what = "%s cannot work",
-                                               .help = "!curl -sS %URL%/actuator/health"};
-static const struct doctor_metric component_down = {.name = "freshet_component_up",
-                                                    .is_below = true,
-                                                    .limit = 1,
-                                                    .what = "%s is down",
-                                                    .help = "!curl -sS %URL%/actuator/health"};
-static const struct doctor_metric no_keys = {
-    .name = "auth_keys",
-    .is_below = true,
-    .limit = 1,
-    .what = "no key to check tokens with is known%s: every request is refused",
-    .help = "!curl -sS %URL%/actuator/health"};
-static const struct doctor_metric disabled = {.name = "dict_unavailable",
-                                              .limit = 0,
-                                              .what = "PostgreSQL refuses the templates of %s",
-                                              .help = "config --connect"};
-static const struct doctor_metric behind = {.name = "dict_version_lag",
-                                            .limit = 0,
-                                            .what = "%s is served in an older version than the committed one",
-                                            .help = "verify %PAIR% --url %URL%"};
-static const struct doctor_metric refused = {
-    .name = "freshet_config_last_reload_successful",
-    .is_below = true,
-    .limit = 1,
-    .what = "the configuration was changed and refused%s; the one before it is in force",
-    .help = "config"};
-static const struct doctor_metric certificate = {.name = "http_tls_certificate_expiry_timestamp_seconds",
-                                                 .is_below = true,
-                                                 .less_now_days = 14,
-                                                 .what =
-                                                     "the certificate in force expires within two weeks%s",
-                                                 .help = "!curl -sS %URL%/actuator/health"};
-static const struct doctor_metric kafka_lag = {.name = "kafka_consumer_lag",
-                                               .limit = 10000,
-                                               .what = "Kafka has many messages that are not handled: %s",
-                                               .help = "top"};
-static const struct doctor_metric redis_lag = {.name = "redis_stream_lag",
-                                               .limit = 1000,
-                                               .what = "Redis has many entries that are not handled: %s",
-                                               .help = "top"};
+/* Samples of a metric of a pod that are below, or above, the limit. */
+#define BELOW(name, limit, what, help)   \
+    &(const struct doctor_metric)        \
+    {                                    \
+        name, true, limit, 0, what, help \
+    }
+#define ABOVE(name, limit, what, help)    \
+    &(const struct doctor_metric)         \
+    {                                     \
+        name, false, limit, 0, what, help \
+    }
+#define SHOW_HEALTH "!curl -sS %URL%/actuator/health"
 
 const struct doctor_check doctor_checks[] = {
     /* A place that does not answer is found by its first check. */
@@ -58,13 +26,15 @@ const struct doctor_check doctor_checks[] = {
     {"role_missing", DOCTOR_CRITICAL, DOCTOR_REFDATA | DOCTOR_STORE, doctor_check_roles,
      "work waits for a role that no process reports to run", NULL},
     {"role_down", DOCTOR_CRITICAL, DOCTOR_POD, doctor_check_metric, "a role of a pod cannot work",
-     &role_down},
+     BELOW("freshet_role_up", 1, "%s cannot work", SHOW_HEALTH)},
     {"template_refused", DOCTOR_CRITICAL, DOCTOR_REFDATA, doctor_check_templates,
      "PostgreSQL refuses the SQL of a dictionary", NULL},
     {"dictionary_unavailable", DOCTOR_CRITICAL, DOCTOR_POD, doctor_check_metric,
-     "a pod does not serve a dictionary, because PostgreSQL refuses its SQL", &disabled},
+     "a pod does not serve a dictionary, because PostgreSQL refuses its SQL",
+     ABOVE("dict_unavailable", 0, "PostgreSQL refuses the templates of %s", "config --connect")},
     {"keys_missing", DOCTOR_CRITICAL, DOCTOR_POD, doctor_check_metric,
-     "a pod has no key to check tokens with", &no_keys},
+     "a pod has no key to check tokens with",
+     BELOW("auth_keys", 1, "no key to check tokens with is known%s: every request is refused", SHOW_HEALTH)},
     {"update_pending", DOCTOR_CRITICAL, DOCTOR_REFDATA, doctor_check_updates,
      "updates are PENDING for more than a minute", NULL},
     {"outbox_failed", DOCTOR_CRITICAL, DOCTOR_REFDATA | DOCTOR_STORE, doctor_check_outbox_failed,
@@ -80,19 +50,26 @@ const struct doctor_check doctor_checks[] = {
     {"dead_notifications", DOCTOR_WARNING, DOCTOR_STORE, doctor_check_dead_notifications,
      "notifications could not be handled or delivered", NULL},
     {"version_behind", DOCTOR_WARNING, DOCTOR_POD, doctor_check_metric,
-     "a pod serves a version behind the committed one", &behind},
+     "a pod serves a version behind the committed one",
+     ABOVE("dict_version_lag", 0, "%s is served in an older version than the committed one",
+           "verify %PAIR% --url %URL%")},
     {"component_down", DOCTOR_WARNING, DOCTOR_POD, doctor_check_metric,
-     "a pod does not reach a database or an engine, or has no keys", &component_down},
+     "a pod does not reach a database or an engine, or has no keys",
+     BELOW("freshet_component_up", 1, "%s is down", SHOW_HEALTH)},
     {"process_gone", DOCTOR_WARNING, DOCTOR_DATABASE, doctor_check_gone,
      "a process has not reported for 15 seconds and did not stop in order", NULL},
     {"reload_refused", DOCTOR_WARNING, DOCTOR_POD, doctor_check_metric,
-     "the configuration file of a pod was changed and refused", &refused},
+     "the configuration file of a pod was changed and refused",
+     BELOW("freshet_config_last_reload_successful", 1,
+           "the configuration was changed and refused%s; the one before it is in force", "config")},
     {"memory_full", DOCTOR_WARNING, DOCTOR_POD, doctor_check_memory,
      "a pod uses more than 90 % of limits.memory", NULL},
     {"kafka_lag", DOCTOR_WARNING, DOCTOR_POD, doctor_check_metric,
-     "Kafka has more than 10,000 messages to handle", &kafka_lag},
+     "Kafka has more than 10,000 messages to handle",
+     ABOVE("kafka_consumer_lag", 10000, "Kafka has many messages that are not handled: %s", "top")},
     {"redis_lag", DOCTOR_WARNING, DOCTOR_POD, doctor_check_metric,
-     "Redis has more than 1,000 entries to handle", &redis_lag},
+     "Redis has more than 1,000 entries to handle",
+     ABOVE("redis_stream_lag", 1000, "Redis has many entries that are not handled: %s", "top")},
     {"connections_full", DOCTOR_WARNING, DOCTOR_DATABASE, doctor_check_connections,
      "more than 90 % of PostgreSQL's max_connections are used", NULL},
     {"transaction_old", DOCTOR_WARNING, DOCTOR_DATABASE, doctor_check_transactions,
@@ -104,6 +81,9 @@ const struct doctor_check doctor_checks[] = {
     {"certificate_expires", DOCTOR_WARNING, DOCTOR_MACHINE, doctor_check_certificates,
      "a certificate of the configuration expires within two weeks, or has expired", NULL},
     {"pod_certificate_expires", DOCTOR_WARNING, DOCTOR_POD, doctor_check_metric,
-     "the certificate that a pod uses expires within two weeks, or has expired", &certificate},
+     "the certificate that a pod uses expires within two weeks, or has expired",
+     &(const struct doctor_metric){"http_tls_certificate_expiry_timestamp_seconds", true, .less_now_days = 14,
+                                   .what = "the certificate in force expires within two weeks%s",
+                                   .help = SHOW_HEALTH}},
     {.name = NULL},
 };

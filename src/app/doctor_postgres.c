@@ -86,7 +86,7 @@ void doctor_check_schema(struct doctor_place *place)
     if (place->kinds & DOCTOR_DATABASE)
         check_schema(place, "platform", platform_migrations);
     for (const struct module *const *at = app_modules; *at; at++)
-        if ((*at)->migrations && (place->site->module ? place->site->module == *at : (*at)->keeps_store))
+        if ((*at)->migrations && app_site_keeps(place->site, *at))
             check_schema(place, (*at)->name, (*at)->migrations);
 }
 

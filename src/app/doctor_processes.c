@@ -57,7 +57,7 @@ void doctor_check_gone(struct doctor_place *place)
 
 /* ---- roles ---- */
 
-/* Who reads the groups whose name begins so. */
+/* The roles that read the groups whose name begins so. */
 static const struct {
     const char *role, *group;
     bool is_of_refdata;
@@ -71,14 +71,6 @@ static bool is_run(const struct db_result *roles, const char *role)
     return false;
 }
 
-static int64_t count_unread(struct doctor_place *place, const char *group)
-{
-    struct db_result *rows = doctor_query(place, &unread_sql, DB_PARAMS(db_cstr(group)));
-    int64_t count = rows ? db_result_i64(rows, 0, 0) : 0;
-    db_result_free(rows);
-    return count;
-}
-
 static void found_role(struct doctor_place *place, const char *role, const char *waits)
 {
     doctor_found(place, doctor_command(place, "serve --roles %s", role),
@@ -87,12 +79,14 @@ static void found_role(struct doctor_place *place, const char *role, const char 
 
 static void check_group(struct doctor_place *place, const char *role, const char *group)
 {
-    int64_t count = count_unread(place, group);
+    struct db_result *rows = doctor_query(place, &unread_sql, DB_PARAMS(db_cstr(group)));
+    int64_t count = rows ? db_result_i64(rows, 0, 0) : 0;
     if (count)
         found_role(
             place, role,
             arena_printf(&place->arena, "%lld message%s", (long long)count, count == 1 ? " waits" : "s wait")
                 .ptr);
+    db_result_free(rows);
 }
 
 static void check_table_role(struct doctor_place *place, const struct outbox_table *table)
@@ -124,8 +118,7 @@ void doctor_check_roles(struct doctor_place *place)
             check_group(place, groups[i].role, groups[i].group);
     for (const struct module *const *at = app_modules; roles && *at; at++)
         for (const struct outbox_table *const *table = (*at)->outboxes; table && *table; table++)
-            if ((place->site->module ? place->site->module == *at : (*at)->keeps_store) &&
-                !is_run(roles, outbox_role(*table)))
+            if (app_site_keeps(place->site, *at) && !is_run(roles, outbox_role(*table)))
                 check_table_role(place, *table);
     db_result_free(roles);
 }

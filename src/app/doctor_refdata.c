@@ -5,13 +5,6 @@
 #include "modules/refdata/provider.h"
 
 enum { PENDING_MAX_S = 60 };
-enum {
-    COUNT = PENDING_COUNT,
-    TENANT = PENDING_TENANT,
-    EVENT_ID = PENDING_EVENT_ID,
-    DICT_CODE = PENDING_DICT_CODE,
-    AGE_S = PENDING_AGE_S
-};
 
 void doctor_check_templates(struct doctor_place *place)
 {
@@ -47,8 +40,9 @@ static const char *carrier_of(struct doctor_place *place, const struct db_result
         refdata_route_of(place->doctor->config, place->site->target.name, &place->arena);
     enum status status = db_acquire(place->pool, place->deadline_ns, &conn, &error);
     if (status == STATUS_OK)
-        status = refdata_carriers_list(conn, &route, db_result_str(update, 0, TENANT),
-                                       db_result_str(update, 0, EVENT_ID), place->deadline_ns, &rows, &error);
+        status = refdata_carriers_list(conn, &route, db_result_str(update, 0, PENDING_TENANT),
+                                       db_result_str(update, 0, PENDING_EVENT_ID), place->deadline_ns, &rows,
+                                       &error);
     if (status == STATUS_OK && db_result_rows(rows) == 0)
         shown = route.is_on_kafka ? "Kafka may have it" : "nothing carries it";
     else if (status == STATUS_OK)
@@ -64,13 +58,15 @@ void doctor_check_updates(struct doctor_place *place)
 {
     struct db_result *rows = doctor_query(place, &refdata_pending_sql, DB_PARAMS(db_i64(PENDING_MAX_S)));
     if (rows && db_result_rows(rows) == 1) {
-        int64_t count = db_result_i64(rows, 0, COUNT);
+        int64_t count = db_result_i64(rows, 0, PENDING_COUNT);
         doctor_found(
-            place, doctor_command(place, "updates show %.*s", STR_ARG(db_result_str(rows, 0, EVENT_ID))),
+            place,
+            doctor_command(place, "updates show %.*s", STR_ARG(db_result_str(rows, 0, PENDING_EVENT_ID))),
             "%lld%s update%s PENDING for more than a minute; the oldest, of %.*s/%.*s, for %lld s: %s",
             (long long)count, count == REFDATA_PENDING_MAX ? " or more" : "", count == 1 ? " is" : "s are",
-            STR_ARG(db_result_str(rows, 0, TENANT)), STR_ARG(db_result_str(rows, 0, DICT_CODE)),
-            (long long)db_result_i64(rows, 0, AGE_S), carrier_of(place, rows));
+            STR_ARG(db_result_str(rows, 0, PENDING_TENANT)),
+            STR_ARG(db_result_str(rows, 0, PENDING_DICT_CODE)),
+            (long long)db_result_i64(rows, 0, PENDING_AGE_S), carrier_of(place, rows));
     }
     db_result_free(rows);
 }

@@ -23,7 +23,7 @@ static void each_table(struct doctor_place *place, table_fn *check)
     }
     for (const struct module *const *at = app_modules; *at; at++)
         for (const struct outbox_table *const *table = (*at)->outboxes; table && *table; table++)
-            if (place->site->module ? place->site->module == *at : (*at)->keeps_store)
+            if (app_site_keeps(place->site, *at))
                 check(place, *table, conn);
     db_release(conn);
 }

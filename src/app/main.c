@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "app/commands.h"
-#include "app/config_connect.h"
 #include "app/options.h"
 #include "base/log.h"
 #include "http/http.h"

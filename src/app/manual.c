@@ -87,24 +87,6 @@ static void put_command(const struct option_help *help, void *context)
     }
 }
 
-static void put_program(struct buf *out)
-{
-    put_title(out, "FRESHET", 1);
-    buf_put_str(out, str_from(intro));
-    app_each_help(put_command, out);
-    buf_put_str(out, str_from(outro));
-}
-
-static void put_settings(struct buf *out)
-{
-    struct arena arena = ARENA(4096);
-    put_title(out, "FRESHET.YAML", 5);
-    buf_put_str(out, str_from(yaml_intro));
-    config_print_roff(kernel_sections(app_modules, &arena), out);
-    buf_put_str(out, str_from(yaml_outro));
-    arena_deinit(&arena);
-}
-
 int app_manual(int argc, char **argv)
 {
     const struct option_row rows[] = {{.name = NULL}};
@@ -120,10 +102,19 @@ int app_manual(int argc, char **argv)
     struct buf text = {0};
     if (words.count > 1 || (strcmp(page, "freshet") != 0 && strcmp(page, "freshet.yaml") != 0))
         return app_misuse("manual", "name one page, freshet or freshet.yaml");
-    if (strcmp(page, "freshet") == 0)
-        put_program(&text);
-    else
-        put_settings(&text);
+    if (strcmp(page, "freshet") == 0) {
+        put_title(&text, "FRESHET", 1);
+        buf_put_str(&text, str_from(intro));
+        app_each_help(put_command, &text);
+        buf_put_str(&text, str_from(outro));
+    } else {
+        struct arena arena = ARENA(4096);
+        put_title(&text, "FRESHET.YAML", 5);
+        buf_put_str(&text, str_from(yaml_intro));
+        config_print_roff(kernel_sections(app_modules, &arena), &text);
+        buf_put_str(&text, str_from(yaml_outro));
+        arena_deinit(&arena);
+    }
     fwrite(text.data + text.start, 1, buf_len(&text), stdout);
     buf_deinit(&text);
     return 0;

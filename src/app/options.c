@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/str.h"
 
 static void print_message(const char *command, const char *format, va_list arguments)
@@ -79,6 +80,15 @@ bool options_duration(const char *text, int64_t max_ms, int64_t *ms)
     if (!str_to_u64(number, &count) || count > (uint64_t)(max_ms / factor))
         return false;
     *ms = (int64_t)count * factor;
+    return true;
+}
+
+bool options_moment(const char *text, int64_t *unix_us)
+{
+    int64_t ago_ms;
+    if (!options_duration(text, 3650 * OPTION_DAY_MS, &ago_ms))
+        return clock_rfc3339_parse(str_from(text), unix_us);
+    *unix_us = clock_unix_us() - ago_ms * 1000;
     return true;
 }
 

@@ -57,6 +57,9 @@ void options_help_to(option_help_fn *print, void *context);
 /* 250ms, 90s, 15m, 1h, 7d; a number without a unit is seconds. False on anything else, or over `max_ms`. */
 bool options_duration(const char *text, int64_t max_ms, int64_t *ms);
 
+/* A time, 2026-01-31T12:00:00Z, or how long ago, in microseconds since 1970. */
+bool options_moment(const char *text, int64_t *unix_us);
+
 /* "freshet COMMAND: …" on standard error; the exit status 1. */
 int app_fail(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The same with a pointer to --help, for a wrong call; the exit status 2. */

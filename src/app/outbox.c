@@ -137,23 +137,6 @@ static enum status search_outboxes(struct admin *admin, struct db_conn *conn, st
     return status;
 }
 
-static struct str filter_json(struct outbox_command *command)
-{
-    const struct {
-        const char *name, *value;
-    } members[] = {{"aggregate", command->aggregate},
-                   {"since", command->since},
-                   {"from", command->first},
-                   {"to", command->last}};
-    buf_clear(&command->mistake);
-    buf_put_char(&command->mistake, '{');
-    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++)
-        if (members[i].value)
-            json_put_member_str(&command->mistake, members[i].name, str_from(members[i].value));
-    buf_put_char(&command->mistake, '}');
-    return buf_str(&command->mistake);
-}
-
 /* The change and its row of the audit; a dry run counts. */
 static enum status run_change(struct outbox_command *command, struct db_conn *conn, int64_t *count,
                               struct error *error)
@@ -168,9 +151,14 @@ static enum status run_change(struct outbox_command *command, struct db_conn *co
         status = outbox_change(conn, command->table, change, &command->selection, admin->deadline_ns, count,
                                error);
     if (status == STATUS_OK && *count > 0) {
+        const struct admin_filter filter[] = {{"aggregate", command->aggregate},
+                                              {"since", command->since},
+                                              {"from", command->first},
+                                              {"to", command->last},
+                                              {NULL, NULL}};
         char action[32];
         snprintf(action, sizeof action, "outbox.%s", admin->action->name);
-        status = admin_audit(admin, conn, action, command->table->name, filter_json(command), *count, error);
+        status = admin_audit(admin, conn, action, command->table->name, filter, *count, error);
     }
     if (status == STATUS_OK)
         return db_commit(conn, admin->deadline_ns, error);
@@ -203,33 +191,26 @@ static enum status change_outbox(struct admin *admin, struct db_conn *conn, stru
     return STATUS_OK;
 }
 
-struct target_walk {
-    struct admin *admin;
-    const struct module *module;
-};
-
-static void add_module_target(const struct db_target *target, void *arg)
+/* Where the module has the table of the call, or any. */
+static void add_module_target(const struct db_target *target, const struct module *module, void *arg)
 {
-    const struct target_walk *walk = arg;
-    admin_add_target(walk->admin, target, walk->module);
+    struct admin *admin = arg;
+    const struct outbox_table *only = command_of(admin)->table;
+    const struct outbox_table *const *table = module->outboxes;
+    while (table && *table && only && only != *table)
+        table++;
+    if (table && *table)
+        admin_add_target(admin, target, module);
 }
 
 static void find_outbox_targets(struct admin *admin, struct config *config)
 {
-    const struct outbox_table *only = command_of(admin)->table;
     struct db_target store;
-    for (const struct module *const *at = app_modules; *at; at++) {
-        const struct outbox_table *const *table = (*at)->outboxes;
-        while (table && *table && only && only != *table)
-            table++;
-        if (!table || !*table)
-            continue;
-        if (!(*at)->keeps_store)
-            (*at)->each_database(config, config_section(config, (*at)->section->name), add_module_target,
-                                 &(struct target_walk){admin, *at});
-        else if (kernel_store_find(config, app_modules, &store))
-            admin_add_target(admin, &store, *at);
-    }
+    bool has_store = kernel_store_find(config, app_modules, &store);
+    kernel_each_database(config, app_modules, add_module_target, admin);
+    for (const struct module *const *at = app_modules; *at && has_store; at++)
+        if ((*at)->keeps_store)
+            add_module_target(&store, *at, admin);
 }
 
 /* ---- IDs without a table ---- */
@@ -306,10 +287,8 @@ static const char *check_outbox(struct admin *admin)
     if (mistake)
         return mistake;
     if (command->since) { /* a time, or how long ago */
-        int64_t unix_us = 0, ago_ms = 0;
-        if (options_duration(command->since, 3650 * OPTION_DAY_MS, &ago_ms))
-            unix_us = clock_unix_us() - ago_ms * 1000;
-        else if (!clock_rfc3339_parse(str_from(command->since), &unix_us))
+        int64_t unix_us;
+        if (!options_moment(command->since, &unix_us))
             return "--since needs a time, 2026-01-31T12:00:00Z, or how long ago: 90s, 15m, 1h, 7d";
         clock_rfc3339(unix_us, command->since_text);
         selection->since = str_from(command->since_text);

@@ -7,18 +7,17 @@
 
 struct site_walk {
     struct app_sites *sites;
-    const struct module *module;
     const struct db_server *servers[APP_SITES_MAX];
 };
 
-static void add_site(const struct db_target *target, void *arg)
+static void add_site(const struct db_target *target, const struct module *module, void *arg)
 {
     struct site_walk *walk = arg;
     struct app_sites *sites = walk->sites;
     if (sites->count == APP_SITES_MAX)
         return;
     struct app_site *site = &sites->items[sites->count];
-    *site = (struct app_site){.target = *target, .module = walk->module};
+    *site = (struct app_site){.target = *target, .module = module};
     struct db_server *server = db_server_find(&sites->servers, target);
     for (size_t i = 0; i < sites->count && !site->is_twin; i++) {
         site->is_twin = server && walk->servers[i] == server;
@@ -32,14 +31,9 @@ void app_sites_init(struct app_sites *sites, struct config *config)
     struct site_walk walk = {.sites = sites};
     struct db_target store;
     *sites = (struct app_sites){0};
-    for (const struct module *const *at = app_modules; *at; at++)
-        if ((*at)->each_database && !(*at)->keeps_store) {
-            walk.module = *at;
-            (*at)->each_database(config, config_section(config, (*at)->section->name), add_site, &walk);
-        }
-    walk.module = NULL;
+    kernel_each_database(config, app_modules, add_site, &walk);
     if (kernel_store_find(config, app_modules, &store))
-        add_site(&store, &walk);
+        add_site(&store, NULL, &walk);
 }
 
 void app_sites_deinit(struct app_sites *sites)
@@ -52,6 +46,11 @@ const char *app_site_shown(const struct app_site *site, const struct db_pool *po
 {
     return pool ? arena_printf(arena, "%s at %s", site->target.name, db_pool_address(pool)).ptr
                 : site->target.name;
+}
+
+bool app_site_keeps(const struct app_site *site, const struct module *module)
+{
+    return site->module ? site->module == module : module->keeps_store;
 }
 
 bool app_site_has(const struct app_site *site, const struct module *module, enum ops_place place)

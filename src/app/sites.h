@@ -26,6 +26,8 @@ void app_sites_init(struct app_sites *sites, struct config *config);
 void app_sites_deinit(struct app_sites *sites);
 /* "main at 127.0.0.1:5432/freshet", or its name alone where the pool could not be created. In the arena. */
 const char *app_site_shown(const struct app_site *site, const struct db_pool *pool, struct arena *arena);
+/* Are the module's own tables there? */
+bool app_site_keeps(const struct app_site *site, const struct module *module);
 /* Is the view's place there? */
 bool app_site_has(const struct app_site *site, const struct module *module, enum ops_place place);
 /* A view by its name, with its module. NULL: there is none. */

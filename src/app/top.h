@@ -64,6 +64,7 @@ void top_source_close(struct top_source *source);
 void top_rows_read(struct top_sample *sample, const char *list,
                    struct str json); /* an object or an array of them */
 void top_rows_finish(struct top_sample *sample, const struct top_sample *before); /* order, rates */
+void top_add_count(int64_t *sum, int64_t count);                                  /* -1 = unknown, of both */
 void top_warn(struct top_sample *sample, const char *format, ...) PRINTF_LIKE(2, 3);
 
 /* ---- top_screen.c ---- */

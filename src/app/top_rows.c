@@ -130,7 +130,7 @@ static void read_lag(struct top_sample *sample, const struct json_value *row)
             (struct top_lag){topic, group, text_of(sample, row, STR("engine")), lag};
 }
 
-static void add_count(int64_t *sum, int64_t count)
+void top_add_count(int64_t *sum, int64_t count)
 {
     if (count >= 0)
         *sum = (*sum < 0 ? 0 : *sum) + count;
@@ -141,10 +141,10 @@ static void read_outbox(struct top_sample *sample, const struct json_value *row)
     struct json_value pending;
     int64_t age = count_of(row, STR("oldest_pending_age_seconds"), 0);
     bool is_object = get_object(row, STR("pending"), &pending);
-    add_count(&sample->outbox_pending,
-              is_object ? count_of(&pending, STR("count"), 0) : count_of(row, STR("pending"), 0));
-    add_count(&sample->outbox_in_flight, count_of(row, STR("in_flight"), 0));
-    add_count(&sample->outbox_failed, count_of(row, STR("failed"), 0));
+    top_add_count(&sample->outbox_pending,
+                  is_object ? count_of(&pending, STR("count"), 0) : count_of(row, STR("pending"), 0));
+    top_add_count(&sample->outbox_in_flight, count_of(row, STR("in_flight"), 0));
+    top_add_count(&sample->outbox_failed, count_of(row, STR("failed"), 0));
     sample->oldest_event_s = age > sample->oldest_event_s ? age : sample->oldest_event_s;
 }
 

@@ -96,16 +96,14 @@ static enum status read_outboxes(const struct app_site *site, struct db_conn *co
         for (const struct outbox_table *const *at = (*module)->outboxes; at && *at && status == STATUS_OK;
              at++) {
             struct kernel_outbox_counts counts;
-            if (site->module ? site->module != *module : !(*module)->keeps_store)
+            if (!app_site_keeps(site, *module))
                 continue;
             status = kernel_outbox_count(conn, *at, STR_NONE, &sample->arena, deadline_ns, &counts, error);
             if (status != STATUS_OK)
                 break;
-            sample->outbox_pending =
-                (sample->outbox_pending < 0 ? 0 : sample->outbox_pending) + counts.pending;
-            sample->outbox_in_flight =
-                (sample->outbox_in_flight < 0 ? 0 : sample->outbox_in_flight) + counts.in_flight;
-            sample->outbox_failed = (sample->outbox_failed < 0 ? 0 : sample->outbox_failed) + counts.failed;
+            top_add_count(&sample->outbox_pending, counts.pending);
+            top_add_count(&sample->outbox_in_flight, counts.in_flight);
+            top_add_count(&sample->outbox_failed, counts.failed);
             if (counts.oldest_pending_age_s > sample->oldest_event_s)
                 sample->oldest_event_s = counts.oldest_pending_age_s;
         }
@@ -122,7 +120,7 @@ static enum status read_updates(struct db_conn *conn, struct top_sample *sample,
         bool has_some = db_result_rows(rows) == 1;
         int64_t count = has_some ? db_result_i64(rows, 0, PENDING_COUNT) : 0;
         int64_t age_s = has_some ? db_result_i64(rows, 0, PENDING_AGE_S) : 0;
-        sample->updates_pending = (sample->updates_pending < 0 ? 0 : sample->updates_pending) + count;
+        top_add_count(&sample->updates_pending, count);
         sample->has_more_updates |= count == REFDATA_PENDING_MAX;
         sample->oldest_update_s = age_s > sample->oldest_update_s ? age_s : sample->oldest_update_s;
     }

@@ -107,14 +107,6 @@ static void read_site(struct updates_command *command, struct updates_pages *pag
     db_release(conn);
 }
 
-static void free_pages(struct updates_pages *pages)
-{
-    for (size_t i = 0; i < pages->answer_count; i++)
-        kernel_ops_answer_free(&pages->answers[i]);
-    free(pages->answers);
-    db_pool_destroy(pages->pool);
-}
-
 /* ---- a list ---- */
 
 struct updates_row {
@@ -229,16 +221,6 @@ static void explain_none(struct updates_command *command, const struct updates_r
             " refdata.updates.auditAfter after it was accepted"));
 }
 
-static void put_carrier(struct buf *out, struct updates_command *command, const struct db_result *rows,
-                        size_t row)
-{
-    buf_printf(out, "%s: %s", terminal_text(db_result_str(rows, row, CARRIER_PLACE), &command->arena),
-               terminal_text(db_result_str(rows, row, CARRIER_STATE), &command->arena));
-    if (!db_result_is_null(rows, row, CARRIER_ERROR))
-        buf_printf(out, "; last error: %s",
-                   terminal_text(db_result_str(rows, row, CARRIER_ERROR), &command->arena));
-}
-
 /* Lines of text, ended by NUL each: what carries it, or why nothing does; and whether nothing handles it. */
 static enum status read_carriers(struct updates_command *command, const struct updates_row *at,
                                  struct buf *out, struct error *error)
@@ -257,7 +239,11 @@ static enum status read_carriers(struct updates_command *command, const struct u
         bool is_alive = str_eq(db_result_str(rows, i, CARRIER_IS_ALIVE), STR("t"));
         is_carried |= is_alive;
         is_published |= str_starts_with(db_result_str(rows, i, CARRIER_STATE), STR("published"));
-        put_carrier(out, command, rows, i);
+        buf_printf(out, "%s: %s", terminal_text(db_result_str(rows, i, CARRIER_PLACE), &command->arena),
+                   terminal_text(db_result_str(rows, i, CARRIER_STATE), &command->arena));
+        if (!db_result_is_null(rows, i, CARRIER_ERROR))
+            buf_printf(out, "; last error: %s",
+                       terminal_text(db_result_str(rows, i, CARRIER_ERROR), &command->arena));
         buf_put_char(out, '\0');
     }
     if (status == STATUS_OK && !is_carried) {
@@ -282,8 +268,7 @@ static void print_update(struct updates_command *command, const struct updates_r
     if (command->is_json) {
         kernel_ops_put_row(&text, command->view, at->rows, at->row, at->pages->site->target.name);
         text.end--; /* the row's brace */
-        json_put_key(&text, STR("carriers"));
-        buf_put_char(&text, '[');
+        json_put_open(&text, "carriers", '[');
         for (const char *line = carriers.ptr; line < end; line += strlen(line) + 1) {
             if (line > carriers.ptr)
                 buf_put_char(&text, ',');
@@ -342,8 +327,12 @@ static int run_updates(struct updates_command *command, bool is_show)
         read_site(command, &pages[i]);
     size_t count = sort_rows(command, pages, page_count, &rows);
     int exit_status = (is_show ? print_updates : print_list)(command, rows, count);
-    for (size_t i = 0; i < page_count; i++)
-        free_pages(&pages[i]);
+    for (size_t i = 0; i < page_count; i++) {
+        for (size_t j = 0; j < pages[i].answer_count; j++)
+            kernel_ops_answer_free(&pages[i].answers[j]);
+        free(pages[i].answers);
+        db_pool_destroy(pages[i].pool);
+    }
     return exit_status;
 }
 
@@ -366,16 +355,12 @@ static const char *take_filter(struct updates_command *command, const char *name
     return arena_printf(&command->arena, "%s cannot be chosen by", option).ptr;
 }
 
-/* A time, or how long ago; as RFC 3339. NULL: it is neither. */
+/* A time, or how long ago, as RFC 3339. */
 static const char *moment(struct updates_command *command, const char *given)
 {
-    int64_t unix_us = 0, ago_ms = 0;
+    int64_t unix_us;
     char text[CLOCK_RFC3339_BYTES];
-    if (!given)
-        return NULL;
-    if (options_duration(given, 3650 * OPTION_DAY_MS, &ago_ms))
-        unix_us = clock_unix_us() - ago_ms * 1000;
-    else if (!clock_rfc3339_parse(str_from(given), &unix_us))
+    if (!given || !options_moment(given, &unix_us))
         return given; /* which the filter refuses */
     return arena_str(&command->arena, str_of(text, clock_rfc3339(unix_us, text))).ptr;
 }

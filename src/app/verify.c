@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "app/books.h"
 #include "app/client.h"
 #include "app/commands.h"
 #include "app/verify.h"

@@ -5,7 +5,7 @@
 
 #include "base/clock.h"
 #include "base/failpoint.h"
-#include "kernel/dead_letters.h"
+#include "kernel/dead_inside.h"
 
 enum {
     BATCH_MAX = 200,
@@ -21,8 +21,7 @@ static const struct db_statement decide_sql =
     DB_STATEMENT("INSERT INTO platform.dead_letter_decision"
                  "    (engine, topic, partition, message_offset, letter_us, state, decided_by, reason)"
                  " SELECT $1, $2, u.partition, u.message_offset, u.letter_us, $6, $7, $8"
-                 " FROM unnest($3::text[]::int[], $4::text[]::bigint[], $5::text[]::bigint[])"
-                 "     AS u (partition, message_offset, letter_us) ORDER BY 3, 4, 5"
+                 " FROM " DEAD_UNNESTED " AS u (partition, message_offset, letter_us, at) ORDER BY 3, 4, 5"
                  " ON CONFLICT DO NOTHING RETURNING partition, message_offset");
 
 /* Decisions about letters that are long gone. $1 rows at most, $2 the age of their letters in ms. Only PostgreSQL's retention is known. */
@@ -45,21 +44,17 @@ static enum status decide(struct dead_change *change, struct dead_item *items, s
                           struct error *error)
 {
     const struct dead_place *place = &change->place;
-    struct buf partitions = {0}, offsets = {0}, times = {0};
+    struct dead_triples triples = {.partitions = {0}};
     struct db_result *rows = NULL;
-    for (size_t i = 0; i < count; i++) {
-        db_array_put_i64(&partitions, items[i].letter->partition);
-        db_array_put_i64(&offsets, items[i].letter->offset);
-        db_array_put_i64(&times, items[i].letter->created_us);
-    }
-    enum status status =
-        db_query(place->conn, &decide_sql,
-                 DB_PARAMS(db_cstr(bus_dead_engine(place->dead)), db_cstr(place->name),
-                           db_text_array(db_array_end(&partitions)), db_text_array(db_array_end(&offsets)),
-                           db_text_array(db_array_end(&times)),
-                           db_cstr(dead_state_name(change->requeues ? DEAD_REQUEUED : DEAD_DISCARDED)),
-                           db_text(change->who), db_text(change->why)),
-                 place->deadline_ns, &rows, error);
+    for (size_t i = 0; i < count; i++)
+        dead_triples_put(&triples, items[i].letter->partition, items[i].letter->offset,
+                         items[i].letter->created_us);
+    enum status status = db_query(
+        place->conn, &decide_sql,
+        DB_PARAMS(db_cstr(bus_dead_engine(place->dead)), db_cstr(place->name), DEAD_TRIPLES(&triples),
+                  db_cstr(dead_state_name(change->requeues ? DEAD_REQUEUED : DEAD_DISCARDED)),
+                  db_text(change->who), db_text(change->why)),
+        place->deadline_ns, &rows, error);
     *decided = 0;
     for (size_t i = 0; i < count && status == STATUS_OK; i++)
         for (size_t row = 0; row < db_result_rows(rows); row++)
@@ -71,7 +66,7 @@ static enum status decide(struct dead_change *change, struct dead_item *items, s
                 break;
             }
     db_result_free(rows);
-    buf_deinit(&partitions), buf_deinit(&offsets), buf_deinit(&times);
+    dead_triples_deinit(&triples);
     return status;
 }
 
@@ -146,9 +141,7 @@ static size_t drop_without_content(struct dead_change *change, struct dead_item 
     size_t kept = 0;
     for (size_t i = 0; i < count; i++) {
         struct bus_message original;
-        bool has_content =
-            items[i].bytes > 0 || bus_dead_original(items[i].letter, STR_NONE, change->arena, &original);
-        if (has_content)
+        if (items[i].bytes > 0 || bus_dead_original(items[i].letter, STR_NONE, change->arena, &original))
             items[kept++] = items[i];
     }
     change->without_content += (int64_t)(count - kept);

@@ -1,4 +1,4 @@
-/* Shared by the files about dead letters of topics: dead_letters.c, dead_scan.c. */
+/* Shared by the files about dead letters of topics: dead_change.c, dead_letters.c, dead_scan.c. */
 #ifndef FRESHET_KERNEL_DEAD_INSIDE_H
 #define FRESHET_KERNEL_DEAD_INSIDE_H
 

@@ -21,15 +21,12 @@ struct kernel_dead_topic {
     const char *topic;
     enum kernel_engine engine;
     char
-        key_tenant_end; /* its keys begin with the tenant, up to this character; 0 = only the header tenant_id names it */
+        key_tenant_end; /* ends the tenant at the beginning of its keys; 0 = only the header tenant_id names it */
     const char *group; /* moves its letters to a table of a module, once it has handled them; NULL = none */
 };
 /* What the configuration names: the topics of Kafka and NATS, and what is known of those of PostgreSQL. In the arena. */
 void kernel_dead_topics(const struct config *config, const struct module *const *modules, struct arena *arena,
                         struct kernel_dead_topic **topics, size_t *count);
-/* The topics that a database has dead letters of, or could have: "refdata.commands.dlq", … In the arena. */
-enum status kernel_dead_topics_of(struct db_conn *conn, struct arena *arena, struct str **names,
-                                  size_t *count, int64_t deadline_ns, struct error *error) MUST_CHECK;
 /* `conn`: of PostgreSQL's own, borrowed. */
 enum status kernel_dead_open(const struct config *config, const struct module *const *modules,
                              enum kernel_engine engine, struct db_conn *conn, int64_t deadline_ns,
@@ -43,6 +40,25 @@ struct dead_place {
     const char *name; /* "refdata.commands.dlq" */
     int64_t deadline_ns;
 };
+
+/* One place after the other, of an engine: the topics of PostgreSQL that a database has dead letters of, or could have; of the others those of
+ * the configuration, without a connection where there is none. */
+struct dead_source;
+struct dead_walk {
+    const struct config *config;
+    const struct module *const *modules;
+    const struct kernel_dead_topic *topics; /* of kernel_dead_topics() */
+    size_t topic_count;
+    const struct dead_source *only; /* NULL = all */
+    struct db_conn *conn;
+    int64_t deadline_ns;
+    struct arena *arena;
+    /* `is_elsewhere`: of PostgreSQL, where the configuration has the topic on another engine. */
+    enum status (*visit)(void *arg, const struct dead_place *place, bool is_elsewhere, struct error *error);
+    void *arg;
+};
+enum status kernel_dead_each(const struct dead_walk *walk, enum kernel_engine engine,
+                             struct error *error) MUST_CHECK;
 
 /* ---- pages ---- */
 enum dead_state { DEAD_OPEN, DEAD_REQUEUED, DEAD_DISCARDED, DEAD_ANY };
@@ -117,8 +133,8 @@ struct dead_change {
     int64_t letters_max;       /* of a filter; 0 = DEAD_CHANGE_MAX, which is the most */
     struct dead_filter filter; /* of ids: the tenant only */
     struct str who, why;
-    int64_t
-        keep_ms; /* of dead letters on PostgreSQL: decisions are kept twice as long and a month more; those of other engines as long as the letters */
+    /* Of dead letters on PostgreSQL: decisions are kept twice as long and a month more; those of other engines as long as the letters. */
+    int64_t keep_ms;
     struct arena *arena;
     int64_t matched, changed;
     int64_t without_content; /* of a requeue: matched, but their content was not kept */
@@ -153,8 +169,8 @@ struct kernel_dead_table {
 
 /* ---- a source: whatever has dead letters ---- */
 enum dead_source_kind { DEAD_OF_TOPIC, DEAD_OF_TABLE, DEAD_OF_OUTBOX /* its failed events */ };
-#define DEAD_ELSEWHERE \
-    "@postgres" /* after the name of a topic of PostgreSQL that the configuration has on another engine */
+/* Stands after the name of a topic of PostgreSQL that the configuration has on another engine. */
+#define DEAD_ELSEWHERE "@postgres"
 struct dead_source {
     enum dead_source_kind kind;
     const char *name;               /* "refdata.commands.dlq", or the table's */

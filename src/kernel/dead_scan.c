@@ -17,7 +17,7 @@ struct lane {
     int64_t first, next; /* its letters */
     int64_t at;          /* newest first: all from here on are shown or read; else all before */
     int64_t
-        since_us; /* the time of its oldest letter: decisions about older ones are of another topic that was here before */
+        since_us; /* the time of its oldest letter: older decisions are of another topic that was here before */
     struct dead_item *ahead; /* by offset */
     size_t begin, end;       /* of those that are left */
     int64_t shown;           /* as `at`, without those read ahead */
@@ -36,6 +36,12 @@ static bool lane_is_over(const struct merge *merge, const struct lane *lane)
     return merge->scan->is_oldest_first ? lane->at >= lane->next : lane->at <= lane->first;
 }
 
+static bool lane_needs_letters(const struct merge *merge, const struct lane *lane)
+{
+    return lane->begin == lane->end && !lane_is_over(merge, lane);
+}
+
+/* The letters that are read next. */
 static struct bus_dead_range lane_span(const struct merge *merge, const struct lane *lane)
 {
     int64_t width = (int64_t)merge->width;
@@ -74,7 +80,7 @@ static enum status skip_decided(struct merge *merge, struct error *error)
     struct lane **needing = arena_alloc(merge->scan->arena, (merge->count + 1) * sizeof(struct lane *));
     size_t count = 0;
     for (struct lane *lane = merge->lanes; lane < merge->lanes + merge->count; lane++)
-        if (lane->begin == lane->end && !lane_is_over(merge, lane)) {
+        if (lane_needs_letters(merge, lane)) {
             dead_triples_put(&triples, lane->partition, lane->at, lane->since_us);
             needing[count++] = lane;
         }
@@ -106,7 +112,7 @@ static enum status read_ahead(struct merge *merge, struct error *error)
     if (merge->skips && scan->filter.state == DEAD_OPEN)
         status = skip_decided(merge, error);
     for (struct lane *lane = merge->lanes; lane < merge->lanes + merge->count; lane++)
-        if (lane->begin == lane->end && !lane_is_over(merge, lane))
+        if (lane_needs_letters(merge, lane))
             spans[query.span_count++] = lane_span(merge, lane);
     if (status == STATUS_OK)
         status = bus_dead_read(scan->place.dead, &query, scan->arena, &letters, &found,
@@ -134,7 +140,7 @@ static enum status read_ahead(struct merge *merge, struct error *error)
 static bool needs_reading(const struct merge *merge)
 {
     for (size_t i = 0; i < merge->count; i++)
-        if (merge->lanes[i].begin == merge->lanes[i].end && !lane_is_over(merge, &merge->lanes[i]))
+        if (lane_needs_letters(merge, &merge->lanes[i]))
             return true;
     return false;
 }

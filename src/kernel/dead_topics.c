@@ -57,25 +57,6 @@ void kernel_dead_topics(const struct config *config, const struct module *const 
     *count = list.count;
 }
 
-/* ---- what a database has ---- */
-
-static const struct db_statement names_sql = DB_STATEMENT(
-    "SELECT topic FROM platform.bus_partition WHERE partition = 0 AND right(topic, 4) = '" BUS_DEAD_SUFFIX
-    "' ORDER BY topic");
-
-enum status kernel_dead_topics_of(struct db_conn *conn, struct arena *arena, struct str **names,
-                                  size_t *count, int64_t deadline_ns, struct error *error)
-{
-    struct db_result *rows = NULL;
-    enum status status = db_query(conn, &names_sql, DB_NO_PARAMS, deadline_ns, &rows, error);
-    *count = status == STATUS_OK ? db_result_rows(rows) : 0;
-    *names = arena_alloc(arena, (*count + 1) * sizeof **names);
-    for (size_t i = 0; i < *count; i++)
-        (*names)[i] = arena_str(arena, db_result_str(rows, i, 0));
-    db_result_free(rows);
-    return status;
-}
-
 /* ---- sources ---- */
 
 static const struct kernel_dead_table *find_table(const struct module *const *modules, struct str name)
@@ -151,4 +132,66 @@ enum status kernel_dead_open(const struct config *config, const struct module *c
     }
     *dead = bus_dead_open_postgres(conn);
     return STATUS_OK;
+}
+
+/* ---- one place after the other ---- */
+
+static const struct db_statement names_sql = DB_STATEMENT(
+    "SELECT topic FROM platform.bus_partition WHERE partition = 0 AND right(topic, 4) = '" BUS_DEAD_SUFFIX
+    "' ORDER BY topic");
+
+static bool is_wanted(const struct dead_walk *walk, struct str name, enum kernel_engine engine)
+{
+    const struct dead_source *only = walk->only;
+    return !only || (only->kind == DEAD_OF_TOPIC && only->topic.engine == engine &&
+                     str_eq(name, str_from(only->name)));
+}
+
+static enum status each_in_postgres(const struct dead_walk *walk, struct error *error)
+{
+    struct db_result *rows = NULL;
+    enum status status = db_query(walk->conn, &names_sql, DB_NO_PARAMS, walk->deadline_ns, &rows, error);
+    struct bus_dead *dead = bus_dead_open_postgres(walk->conn);
+    for (size_t i = 0; status == STATUS_OK && i < db_result_rows(rows); i++) {
+        struct str name = arena_str(walk->arena, db_result_str(rows, i, 0)),
+                   own = str_of(name.ptr, name.len - (sizeof BUS_DEAD_SUFFIX - 1));
+        struct kernel_dead_topic topic = {.topic = arena_str(walk->arena, own).ptr};
+        bool is_elsewhere = false;
+        for (size_t j = 0; j < walk->topic_count; j++) {
+            if (strcmp(walk->topics[j].topic, topic.topic) != 0)
+                continue;
+            if (walk->topics[j].engine == KERNEL_ON_POSTGRES)
+                topic = walk->topics[j];
+            else
+                is_elsewhere = true;
+        }
+        const struct dead_place place = {dead, walk->conn, &topic, name.ptr, walk->deadline_ns};
+        if (is_wanted(walk, name, KERNEL_ON_POSTGRES))
+            status = walk->visit(walk->arg, &place, is_elsewhere, error);
+    }
+    bus_dead_close(dead);
+    db_result_free(rows);
+    return status;
+}
+
+enum status kernel_dead_each(const struct dead_walk *walk, enum kernel_engine engine, struct error *error)
+{
+    struct dead_place place = {.conn = walk->conn, .deadline_ns = walk->deadline_ns};
+    enum status status = STATUS_OK;
+    if (engine == KERNEL_ON_POSTGRES)
+        return each_in_postgres(walk, error);
+    for (size_t i = 0; i < walk->topic_count && status == STATUS_OK; i++) {
+        struct str name = arena_printf(walk->arena, "%s" BUS_DEAD_SUFFIX, walk->topics[i].topic);
+        if (walk->topics[i].engine != engine || !is_wanted(walk, name, engine))
+            continue;
+        place.topic = &walk->topics[i];
+        place.name = name.ptr;
+        if (!place.dead)
+            status = kernel_dead_open(walk->config, walk->modules, engine, walk->conn, walk->deadline_ns,
+                                      &place.dead, error);
+        if (status == STATUS_OK)
+            status = walk->visit(walk->arg, &place, false, error);
+    }
+    bus_dead_close(place.dead);
+    return status;
 }

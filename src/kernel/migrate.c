@@ -18,16 +18,6 @@ struct migration_run {
 
 /* ---- what is done with each schema of each database ---- */
 
-static enum status apply_schema(struct db_pool *pool, const struct db_schema *schema, struct error *error)
-{
-    unsigned applied = 0;
-    enum status status = db_migrate(pool, schema->module, schema->migrations,
-                                    clock_deadline_ms(MIGRATE_TIMEOUT_MS), &applied, error);
-    if (status == STATUS_OK)
-        printf("%s on %s: %u applied, up to date\n", schema->module, db_pool_address(pool), applied);
-    return status;
-}
-
 /* Everything on standard output is SQL. */
 static enum status plan_schema(struct db_pool *pool, const struct db_schema *schema, struct error *error)
 {
@@ -145,8 +135,14 @@ static enum status handle_schema(struct migration_run *run, struct db_pool *pool
                                  const struct db_schema *schema, const char *grants, struct error *error)
 {
     enum status status = STATUS_OK;
+    unsigned applied = 0;
     switch (run->wanted->action) {
-    case KERNEL_MIGRATE_APPLY: status = apply_schema(pool, schema, error); break;
+    case KERNEL_MIGRATE_APPLY:
+        status = db_migrate(pool, schema->module, schema->migrations, clock_deadline_ms(MIGRATE_TIMEOUT_MS),
+                            &applied, error);
+        if (status == STATUS_OK)
+            printf("%s on %s: %u applied, up to date\n", schema->module, db_pool_address(pool), applied);
+        break;
     case KERNEL_MIGRATE_PLAN: status = plan_schema(pool, schema, error); break;
     case KERNEL_MIGRATE_STATE: status = print_state(pool, schema, &run->exit_status, error); break;
     case KERNEL_MIGRATE_GRANTS: print_grants(grants, run->wanted->role); break;

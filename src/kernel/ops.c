@@ -194,8 +194,9 @@ static void put_scan(struct composer *composer, const struct ops_view *view,
     composer->has_condition = false;
 }
 
-void kernel_ops_compose(const struct ops_view *view, const struct ops_question *question, struct buf *sql,
-                        struct db_param params[DB_PARAMS_MAX])
+/* The parameters end in DB_END and borrow from the question. */
+static void compose_list(const struct ops_view *view, const struct ops_question *question, struct buf *sql,
+                         struct db_param params[DB_PARAMS_MAX])
 {
     struct composer composer = {.sql = sql, .params = params};
     buf_put_str(sql, STR("select "));
@@ -252,7 +253,7 @@ enum status kernel_ops_list(struct db_conn *conn, const struct ops_view *view,
     struct buf sql = {0};
     struct db_param params[DB_PARAMS_MAX];
     *answer = (struct ops_answer){0};
-    kernel_ops_compose(view, question, &sql, params);
+    compose_list(view, question, &sql, params);
     enum status status = run_composed(conn, &sql, params, deadline_ns, &answer->rows, error);
     size_t count = status == STATUS_OK ? db_result_rows(answer->rows) : 0;
     if (count && (int64_t)count >= question->limit) {
@@ -294,7 +295,7 @@ void kernel_ops_put_row(struct buf *out, const struct ops_view *view, const stru
                         size_t row, const char *database)
 {
     unsigned at = 0;
-    buf_put_char(out, '{');
+    json_put_open(out, NULL, '{');
     if (database)
         json_put_member_str(out, "database", str_from(database));
     for (const struct ops_column *column = view->columns; column->name; column++, at++) {

@@ -94,9 +94,6 @@ struct ops_question {
 /* Is it a value of that type? BAD_REQUEST that names the filter. A time becomes its UTC form, in the arena. */
 enum status kernel_ops_value_check(const struct ops_filter *filter, struct str *value, struct arena *arena,
                                    struct error *error) MUST_CHECK;
-/* The statement's text; the parameters end in DB_END and borrow from the question. */
-void kernel_ops_compose(const struct ops_view *view, const struct ops_question *question, struct buf *sql,
-                        struct db_param params[DB_PARAMS_MAX]);
 /* Rows of one database, at most the limit, and how far it was looked through. */
 struct ops_answer {
     struct db_result *rows; /* columns: the view's, then its keys */
@@ -109,7 +106,7 @@ enum status kernel_ops_list(struct db_conn *conn, const struct ops_view *view,
                             const struct ops_question *question, int64_t deadline_ns,
                             struct ops_answer *answer, struct error *error) MUST_CHECK;
 void kernel_ops_answer_free(struct ops_answer *answer);
-/* A row of that result as a JSON object; `database` NULL = it is not shown. */
+/* A row of that result as a JSON object, with a comma before it where it is not the first of a list; `database` NULL = it is not shown. */
 void kernel_ops_put_row(struct buf *out, const struct ops_view *view, const struct db_result *rows,
                         size_t row, const char *database);
 /* The keys of a row. */

@@ -25,9 +25,31 @@ enum {
 
 /* ---- where it is ---- */
 
-static void take_first(const struct db_target *target, void *arg)
+struct database_walk {
+    const struct module *module;
+    kernel_database_fn *fn;
+    void *arg;
+};
+
+static void visit_database(const struct db_target *target, void *arg)
+{
+    const struct database_walk *walk = arg;
+    walk->fn(target, walk->module, walk->arg);
+}
+
+void kernel_each_database(struct config *config, const struct module *const *modules, kernel_database_fn *fn,
+                          void *arg)
+{
+    for (; *modules; modules++)
+        if ((*modules)->each_database && !(*modules)->keeps_store)
+            (*modules)->each_database(config, config_section(config, (*modules)->section->name),
+                                      visit_database, &(struct database_walk){*modules, fn, arg});
+}
+
+static void take_first(const struct db_target *target, const struct module *module, void *arg)
 {
     struct db_target *first = arg;
+    (void)module;
     if (!first->url.len)
         *first = *target;
 }
@@ -38,10 +60,7 @@ bool kernel_store_find(struct config *config, const struct module *const *module
     *target = (struct db_target){0};
     if (own->url.len)
         *target = kernel_postgres_target(own);
-    for (; *modules && !target->url.len; modules++)
-        if ((*modules)->each_database)
-            (*modules)->each_database(config, config_section(config, (*modules)->section->name), take_first,
-                                      target);
+    kernel_each_database(config, modules, take_first, target);
     target->name = "store";
     target->fixed_plans = true; /* every name in our SQL is qualified, whatever the schema */
     return target->url.len > 0;

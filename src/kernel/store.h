@@ -71,7 +71,11 @@ struct hydration *kernel_hydration(struct kernel *kernel); /* NULL: this process
 void kernel_hydration_consumes(struct kernel *kernel, const char *entity_type);
 
 /* ---- without a process: `freshet migrate`, `freshet outbox` ----
- * False: no section names a database. Texts are borrowed from the configuration and the environment. */
+ * Calls `fn` for each database that a module has as its own, with the module. */
+typedef void kernel_database_fn(const struct db_target *target, const struct module *module, void *arg);
+void kernel_each_database(struct config *config, const struct module *const *modules, kernel_database_fn *fn,
+                          void *arg);
+/* Where the store is. False: no section names a database. Texts are borrowed from the configuration and the environment. */
 bool kernel_store_find(struct config *config, const struct module *const *modules, struct db_target *target);
 
 /* Where NATS carries events: has the group settled all messages that the topic has now? Waits for that until the deadline. */

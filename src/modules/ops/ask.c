@@ -37,8 +37,9 @@ static void add_site(struct sites_builder *builder, const struct db_target *conf
     builder->servers[sites->count++] = target.server;
 }
 
-static void add_database(const struct db_target *target, void *arg)
+static void add_database(const struct db_target *target, const struct module *module, void *arg)
 {
+    (void)module;
     add_site(arg, target, false);
 }
 
@@ -52,10 +53,7 @@ struct ops_sites *ops_sites_create(struct ops *ops, struct config *config)
     sites->items = arena_zalloc(&sites->arena, SITES_MAX * sizeof *sites->items);
     if (kernel_store_find(config, ops->modules, &store))
         add_site(&builder, &store, true);
-    for (const struct module *const *at = ops->modules; *at; at++)
-        if ((*at)->each_database && !(*at)->keeps_store)
-            (*at)->each_database(config, config_section(config, (*at)->section->name), add_database,
-                                 &builder);
+    kernel_each_database(config, ops->modules, add_database, &builder);
     return sites;
 }
 
@@ -161,16 +159,50 @@ void ops_ask_all(struct ops *ops, struct ops_ask *asks, size_t count,
 
 void ops_put_unavailable(struct buf *out, const struct ops_ask *asks, size_t count)
 {
-    json_put_key(out, STR("unavailable"));
-    buf_put_char(out, '[');
+    json_put_open(out, "unavailable", '[');
     for (size_t i = 0; i < count; i++) {
         if (asks[i].status == STATUS_OK)
             continue;
         const char *message = *asks[i].error.message ? asks[i].error.message : status_message(asks[i].status);
-        buf_put_str(out, out->data[out->end - 1] == '[' ? STR("{") : STR(",{"));
+        json_put_open(out, NULL, '{');
         json_put_member_str(out, "database", str_from(asks[i].site->name));
         json_put_member_str(out, "error", str_from(message));
         buf_put_char(out, '}');
     }
     buf_put_char(out, ']');
+}
+
+void ops_put_count(struct buf *out, const char *name, int64_t count, bool has_more)
+{
+    json_put_open(out, name, '{');
+    json_put_member_i64(out, "count", count);
+    json_put_member_bool(out, "more", has_more);
+    buf_put_char(out, '}');
+}
+
+void ops_put_oldest_age(struct buf *out, int64_t age_s)
+{
+    json_put_key(out, STR("oldest_pending_age_seconds"));
+    buf_printf(out, age_s >= 0 ? "%lld" : "null", (long long)age_s);
+}
+
+void ops_add_items(struct buf *list, struct str items)
+{
+    if (items.len && buf_len(list))
+        buf_put_char(list, ',');
+    buf_put_str(list, items);
+}
+
+void ops_send_items(struct http_request *request, const struct buf *items, const struct buf *cursor,
+                    const struct ops_ask *asks, size_t count)
+{
+    struct buf body = {0};
+    buf_put_str(&body, STR("{\"items\":["));
+    buf_put_str(&body, buf_str(items));
+    buf_put_char(&body, ']');
+    json_put_member_str_or_null(&body, "next_cursor", buf_len(cursor) ? buf_str(cursor) : STR_NONE);
+    ops_put_unavailable(&body, asks, count);
+    buf_put_char(&body, '}');
+    http_send(request, &(struct http_response){.status = 200, .body = buf_str(&body)});
+    buf_deinit(&body);
 }

@@ -6,14 +6,6 @@
 /* What a body holds is written into the audit, whose pages must stay small. */
 enum { REASON_CHARS_MAX = 500, IDS_MAX = 1000, ID_BYTES_MAX = 64, TEXT_BYTES_MAX = 4096 };
 
-static size_t count_chars(struct str text)
-{
-    size_t count = 0;
-    for (size_t i = 0; i < text.len; i++)
-        count += ((unsigned char)text.ptr[i] & 0xc0) != 0x80;
-    return count;
-}
-
 static enum status refuse_member(struct error *error, const char *field, const char *expected)
 {
     return error_set_field(error, STATUS_BAD_REQUEST, field, "%s must be %s", field, expected);
@@ -76,7 +68,9 @@ static enum status read_member(struct str name, const struct json_value *value, 
 
 static enum status check_change(const struct ops_change *change, struct error *error)
 {
-    size_t chars = count_chars(change->reason);
+    size_t chars = 0;
+    for (size_t i = 0; i < change->reason.len; i++)
+        chars += ((unsigned char)change->reason.ptr[i] & 0xc0) != 0x80; /* a character's first byte */
     for (const struct ops_text *text = change->texts; text && text->name; text++)
         if (!text->value.len)
             return refuse_member(error, text->name, "a text, and is required");
@@ -136,11 +130,11 @@ enum status ops_filter_read(const struct ops_view *view, const struct json_value
 
 /* ---- the transaction ---- */
 
-static enum status write_audit(const struct ops_change *change, struct db_conn *conn, struct str who,
-                               int64_t deadline_ns, struct error *error)
+static enum status write_audit(const struct ops_change *change, struct db_conn *conn, int64_t deadline_ns,
+                               struct error *error)
 {
     const struct ops_audit audit = {.tenant = change->tenant,
-                                    .who = who,
+                                    .who = change->who,
                                     .action = str_from(change->action),
                                     .target = change->target,
                                     .ids = change->has_ids ? change->ids.raw : STR_NONE,
@@ -159,7 +153,7 @@ static enum status run_change(struct ops_ask *ask, struct db_conn *conn, struct 
     if (status == STATUS_OK)
         status = change->run(change, conn, deadline_ns, error);
     if (status == STATUS_OK && !change->is_dry_run)
-        status = write_audit(change, conn, change->who, deadline_ns, error);
+        status = write_audit(change, conn, deadline_ns, error);
     if (status == STATUS_OK && !change->is_dry_run)
         status = db_commit(conn, deadline_ns, error);
     else

@@ -36,8 +36,7 @@ void ops_get_config(struct http_request *request)
     buf_put_char(&body, '{');
     if (kernel_refused_config(ops->kernel, &problems, &at_us)) {
         clock_rfc3339(at_us, at);
-        json_put_key(&body, STR("refused"));
-        buf_put_char(&body, '{');
+        json_put_open(&body, "refused", '{');
         json_put_member_str(&body, "at", str_from(at));
         json_put_member_str(&body, "error", buf_str(&problems));
         buf_put_str(&body, STR("},"));

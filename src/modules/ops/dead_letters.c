@@ -58,9 +58,13 @@ enum status ops_dead_open(struct ops *ops, const struct dead_source *source, str
                             deadline_ns, &place->dead, error);
 }
 
-int64_t ops_dead_deadline(const struct dead_source *source, int64_t deadline_ns)
+/* The same with the time of a list; an engine has more than a database. */
+static enum status open_to_read(struct ops *ops, const struct dead_source *source, struct db_conn *conn,
+                                const struct ops_ask *ask, struct dead_place *place, struct error *error)
 {
-    return source->topic.engine == KERNEL_ON_POSTGRES ? deadline_ns : clock_deadline_ms(ENGINE_MS);
+    bool is_database = source->topic.engine == KERNEL_ON_POSTGRES;
+    return ops_dead_open(ops, source, conn, is_database ? ask->deadline_ns : clock_deadline_ms(ENGINE_MS),
+                         place, error);
 }
 
 /* ---- one letter as JSON ---- */
@@ -84,11 +88,7 @@ static void put_base64(struct buf *out, struct str bytes)
 
 static void put_text_or_null(struct buf *out, const char *name, struct str text)
 {
-    json_put_key(out, str_from(name));
-    if (text.ptr && str_is_text(text))
-        json_put_string(out, text);
-    else
-        buf_put_str(out, STR("null"));
+    json_put_member_str_or_null(out, name, text.ptr && str_is_text(text) ? text : STR_NONE);
 }
 
 static void put_optional(struct buf *out, const char *name, struct str text)
@@ -97,12 +97,12 @@ static void put_optional(struct buf *out, const char *name, struct str text)
         json_put_member_str(out, name, text);
 }
 
-void ops_dead_put_item(struct buf *out, const struct dead_source *source, const char *database,
-                       const struct dead_item *item)
+static void put_item(struct buf *out, const struct dead_source *source, const char *database,
+                     const struct dead_item *item)
 {
     const struct bus_message *letter = item->letter;
     char text[CLOCK_RFC3339_BYTES];
-    buf_put_char(out, '{');
+    json_put_open(out, NULL, '{');
     json_put_member_str(out, "database", str_from(database));
     json_put_key(out, STR("id"));
     buf_printf(out, "\"%u-%lld\"", letter->partition, (long long)letter->offset);
@@ -132,7 +132,7 @@ static void put_whole(struct buf *out, const struct dead_source *source, const c
 {
     const struct bus_message *letter = item->letter;
     struct str payload = letter->payload;
-    ops_dead_put_item(out, source, database, item);
+    put_item(out, source, database, item);
     out->end--; /* its brace */
     /* a text that was cut in the middle of a character is still one */
     if (item->bytes > payload.len && str_is_text(str_utf8_cut(payload, payload.len)))
@@ -147,8 +147,7 @@ static void put_whole(struct buf *out, const struct dead_source *source, const c
         json_put_member_str(out, "payload_encoding", STR("base64"));
     if (item->bytes > payload.len)
         buf_put_str(out, STR(",\"payload_truncated\":true"));
-    json_put_key(out, STR("headers"));
-    buf_put_char(out, '{');
+    json_put_open(out, "headers", '{');
     for (unsigned i = 0; i < letter->header_count; i++) {
         bool is_first = true;
         for (unsigned before = 0; before < i; before++)
@@ -174,16 +173,11 @@ static enum status scan_topic(struct ops_ask *ask, struct db_conn *conn, struct 
 {
     struct dead_page *page = ask->context;
     struct dead_scan *scan = &page->scan;
-    enum status status =
-        ops_dead_open(page->ops, page->source, conn, ops_dead_deadline(page->source, ask->deadline_ns),
-                      &scan->place, error);
+    enum status status = open_to_read(page->ops, page->source, conn, ask, &scan->place, error);
     if (status == STATUS_OK)
         status = kernel_dead_scan(scan, error);
-    for (size_t i = 0; i < scan->count && status == STATUS_OK; i++) {
-        if (buf_len(&page->items))
-            buf_put_char(&page->items, ',');
-        ops_dead_put_item(&page->items, page->source, ask->site->name, &scan->items[i]);
-    }
+    for (size_t i = 0; i < scan->count && status == STATUS_OK; i++)
+        put_item(&page->items, page->source, ask->site->name, &scan->items[i]);
     bus_dead_close(scan->place.dead);
     return status;
 }
@@ -195,9 +189,7 @@ static void put_cursor(struct buf *out, const char *database, const struct dead_
     struct buf text = {0};
     buf_printf(&text, "%s|", database);
     dead_positions_put(&text, positions, count);
-    char *at = buf_reserve(out, 2 * buf_len(&text));
-    hex_put(at, (const uint8_t *)buf_str(&text).ptr, buf_len(&text));
-    buf_commit(out, 2 * buf_len(&text));
+    ops_put_hex(out, buf_str(&text));
     buf_deinit(&text);
 }
 
@@ -223,25 +215,18 @@ static enum status read_time(const struct http_request *request, const char *nam
     return status;
 }
 
-bool ops_dead_state_read(struct str text, enum dead_state *state)
-{
-    for (int at = DEAD_OPEN; at < DEAD_ANY; at++)
-        if (str_eq(text, str_from(dead_state_name((enum dead_state)at)))) {
-            *state = (enum dead_state)at;
-            return true;
-        }
-    return false;
-}
-
 static enum status read_state(const struct http_request *request, enum dead_state *state, struct error *error)
 {
     struct str text;
     bool found = false;
     enum status status = http_request_query(request, STR("state"), &found, &text, error);
-    if (status == STATUS_OK && found && !ops_dead_state_read(text, state))
-        status = error_set_field(error, STATUS_BAD_REQUEST, "state",
-                                 "state must be one of: open, requeued, discarded");
-    return status;
+    if (status != STATUS_OK || !found)
+        return status;
+    for (*state = DEAD_OPEN; *state < DEAD_ANY; ++*state)
+        if (str_eq(text, str_from(dead_state_name(*state))))
+            return STATUS_OK;
+    return error_set_field(error, STATUS_BAD_REQUEST, "state",
+                           "state must be one of: open, requeued, discarded");
 }
 
 static enum status read_page(const struct http_request *request, struct dead_scan *scan, struct str *only,
@@ -305,23 +290,6 @@ static void fill_page(struct dead_page *page, struct ops_ask *asks, size_t count
     }
 }
 
-static void send_page(struct http_request *request, const struct dead_page *page, const struct ops_ask *asks,
-                      size_t count)
-{
-    struct buf body = {0};
-    buf_put_str(&body, STR("{\"items\":["));
-    buf_put_str(&body, buf_str(&page->items));
-    buf_put_str(&body, STR("],\"next_cursor\":"));
-    if (buf_len(&page->cursor))
-        json_put_string(&body, buf_str(&page->cursor));
-    else
-        buf_put_str(&body, STR("null"));
-    ops_put_unavailable(&body, asks, count);
-    buf_put_char(&body, '}');
-    http_send(request, &(struct http_response){.status = 200, .body = buf_str(&body)});
-    buf_deinit(&body);
-}
-
 static void send_topic(struct http_request *request, const struct dead_source *source)
 {
     struct ops *ops = request->context;
@@ -338,7 +306,7 @@ static void send_topic(struct http_request *request, const struct dead_source *s
         status = ops_dead_asks(sites, source, only, asks, &count, &error);
     if (status == STATUS_OK) {
         fill_page(&page, asks, count, begin);
-        send_page(request, &page, asks, count);
+        ops_send_items(request, &page.items, &page.cursor, asks, count);
     } else {
         http_send_error(request, &error);
     }
@@ -388,8 +356,7 @@ static enum status get_one(struct ops_ask *ask, struct db_conn *conn, struct err
     struct dead_place place;
     struct dead_item *items;
     size_t count = 0;
-    enum status status = ops_dead_open(one->ops, one->source, conn,
-                                       ops_dead_deadline(one->source, ask->deadline_ns), &place, error);
+    enum status status = open_to_read(one->ops, one->source, conn, ask, &place, error);
     if (status == STATUS_OK)
         status = kernel_dead_get(&place, &one->filter, &one->id, 1, PAYLOAD_MAX, one->arena, &items, &count,
                                  error);

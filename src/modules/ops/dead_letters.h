@@ -17,10 +17,5 @@ enum status ops_dead_asks(const struct ops_sites *sites, const struct dead_sourc
 /* place->dead is to be closed, also after a failure. */
 enum status ops_dead_open(struct ops *ops, const struct dead_source *source, struct db_conn *conn,
                           int64_t deadline_ns, struct dead_place *place, struct error *error) MUST_CHECK;
-/* An engine has more time than a database. */
-int64_t ops_dead_deadline(const struct dead_source *source, int64_t deadline_ns);
-void ops_dead_put_item(struct buf *out, const struct dead_source *source, const char *database,
-                       const struct dead_item *item);
-bool ops_dead_state_read(struct str text, enum dead_state *state);
 
 #endif

@@ -7,15 +7,13 @@ struct sources {
     struct str tenant;
     const struct kernel_dead_topic *topics;
     size_t topic_count;
-    const struct ops_site *kafka_home, *nats_home;
+    const struct ops_site *kafka_home, *nats_home; /* have the decisions about letters of these engines */
 };
 
 /* One database's part. */
 struct sources_part {
     struct arena arena;
     struct buf items, unavailable; /* JSON; engines that did not answer */
-    int64_t total;
-    bool has_more;
 };
 
 static void put_source(struct sources_part *part, const char *name, const char *suffix, const char *kind,
@@ -23,119 +21,65 @@ static void put_source(struct sources_part *part, const char *name, const char *
 {
     char text[CLOCK_RFC3339_BYTES];
     struct buf *out = &part->items;
-    buf_put_str(out, buf_len(out) ? STR(",{") : STR("{"));
+    json_put_open(out, NULL, '{');
     json_put_key(out, STR("source"));
     buf_printf(out, "\"%s%s\"", name, suffix);
     json_put_member_str(out, "kind", str_from(kind));
     json_put_member_str(out, "engine", str_from(engine));
     json_put_member_str(out, "database", str_from(database));
-    json_put_key(out, STR("count"));
-    buf_printf(out, "{\"count\":%lld,\"more\":%s}", (long long)count->count,
-               count->has_more ? "true" : "false");
-    json_put_key(out, STR("oldest_at"));
-    if (count->oldest_us)
-        json_put_string(out, str_of(text, clock_rfc3339(count->oldest_us, text)));
-    else
-        buf_put_str(out, STR("null"));
+    ops_put_count(out, "count", count->count, count->has_more);
+    json_put_member_str_or_null(
+        out, "oldest_at", count->oldest_us ? str_of(text, clock_rfc3339(count->oldest_us, text)) : STR_NONE);
     buf_put_char(out, '}');
-    part->total += count->count;
-    part->has_more |= count->has_more;
 }
 
 /* ---- topics ---- */
 
-static const struct kernel_dead_topic *find_topic(const struct sources *sources, struct str name,
-                                                  bool *is_elsewhere)
+static enum status count_topic(void *arg, const struct dead_place *place, bool is_elsewhere,
+                               struct error *error)
 {
-    const struct kernel_dead_topic *found = NULL;
-    *is_elsewhere = false;
-    for (size_t i = 0; i < sources->topic_count; i++) {
-        if (!str_eq(str_from(sources->topics[i].topic), name))
-            continue;
-        if (sources->topics[i].engine == KERNEL_ON_POSTGRES)
-            found = &sources->topics[i];
-        else
-            *is_elsewhere = true;
-    }
-    return found;
-}
-
-static enum status count_topic(struct sources_part *part, const struct dead_place *place, const char *suffix,
-                               const char *database, struct str tenant, struct error *error)
-{
+    const struct ops_ask *ask = arg;
+    const struct sources *sources = ask->context;
     struct dead_count count;
     struct arena arena = ARENA(65536);
-    enum status status = kernel_dead_count(place, tenant, &arena, &count, error);
-    if (status == STATUS_OK && (count.count > 0 || !*suffix))
-        put_source(part, place->name, suffix, "topic", bus_dead_engine(place->dead), database, &count);
+    enum status status = kernel_dead_count(place, sources->tenant, &arena, &count, error);
+    if (status == STATUS_OK && (count.count > 0 || !is_elsewhere))
+        put_source(ask->own, place->name, is_elsewhere ? DEAD_ELSEWHERE : "", "topic",
+                   bus_dead_engine(place->dead), ask->site->name, &count);
     arena_deinit(&arena);
     return status;
 }
 
-static enum status count_own_topics(const struct sources *sources, struct sources_part *part,
-                                    struct ops_ask *ask, struct db_conn *conn, struct error *error)
+static enum status count_topics(struct ops_ask *ask, enum kernel_engine engine, struct db_conn *conn,
+                                int64_t deadline_ns, struct error *error)
 {
-    struct str *names;
-    size_t count;
-    enum status status = kernel_dead_topics_of(conn, &part->arena, &names, &count, ask->deadline_ns, error);
-    struct bus_dead *dead = bus_dead_open_postgres(conn);
-    for (size_t i = 0; i < count && status == STATUS_OK; i++) {
-        struct kernel_dead_topic plain = {0};
-        bool is_elsewhere;
-        struct str topic = str_of(names[i].ptr, names[i].len - (sizeof BUS_DEAD_SUFFIX - 1));
-        const struct kernel_dead_topic *known = find_topic(sources, topic, &is_elsewhere);
-        plain.topic = arena_str(&part->arena, topic).ptr;
-        const struct dead_place place = {.dead = dead,
-                                         .conn = conn,
-                                         .topic = known ? known : &plain,
-                                         .name = names[i].ptr,
-                                         .deadline_ns = ask->deadline_ns};
-        status = count_topic(part, &place, is_elsewhere ? "@postgres" : "", ask->site->name, sources->tenant,
-                             error);
-    }
-    bus_dead_close(dead);
-    return status;
+    const struct sources *sources = ask->context;
+    struct sources_part *part = ask->own;
+    const struct dead_walk walk = {.config = kernel_config_first(sources->ops->kernel),
+                                   .modules = sources->ops->modules,
+                                   .topics = sources->topics,
+                                   .topic_count = sources->topic_count,
+                                   .conn = conn,
+                                   .deadline_ns = deadline_ns,
+                                   .arena = &part->arena,
+                                   .visit = count_topic,
+                                   .arg = ask};
+    return kernel_dead_each(&walk, engine, error);
 }
 
 /* An engine that does not answer is shown, and the rest of the database with it. */
-static void count_engine(const struct sources *sources, struct sources_part *part, struct ops_ask *ask,
-                         enum kernel_engine engine, struct db_conn *conn)
+static void count_engine(struct ops_ask *ask, enum kernel_engine engine, struct db_conn *conn)
 {
     enum { ASK_MS = 1500 };
-    struct bus_dead *dead = NULL;
     struct error error = {0};
-    int64_t deadline_ns = clock_deadline_ms(ASK_MS);
-    enum status status = kernel_dead_open(kernel_config_first(sources->ops->kernel), sources->ops->modules,
-                                          engine, conn, deadline_ns, &dead, &error);
-    for (size_t i = 0; i < sources->topic_count && status == STATUS_OK; i++) {
-        const struct kernel_dead_topic *topic = &sources->topics[i];
-        if (topic->engine != engine)
-            continue;
-        const struct dead_place place = {
-            .dead = dead,
-            .conn = conn,
-            .topic = topic,
-            .name = arena_printf(&part->arena, "%s" BUS_DEAD_SUFFIX, topic->topic).ptr,
-            .deadline_ns = deadline_ns};
-        status = count_topic(part, &place, "", ask->site->name, sources->tenant, &error);
-    }
-    bus_dead_close(dead);
-    if (status == STATUS_OK)
+    if (count_topics(ask, engine, conn, clock_deadline_ms(ASK_MS), &error) == STATUS_OK)
         return;
-    struct buf *out = &part->unavailable;
-    buf_put_str(out, STR(",{"));
+    struct buf *out = &((struct sources_part *)ask->own)->unavailable;
+    json_put_open(out, NULL, '{');
     json_put_member_str(out, "database", str_from(ask->site->name));
     json_put_member_str(out, "engine", str_from(kernel_engine_name(engine)));
     json_put_member_str(out, "error", str_from(error.message));
     buf_put_char(out, '}');
-}
-
-static bool has_engine(const struct sources *sources, enum kernel_engine engine)
-{
-    for (size_t i = 0; i < sources->topic_count; i++)
-        if (sources->topics[i].engine == engine)
-            return true;
-    return false;
 }
 
 /* ---- tables ---- */
@@ -182,64 +126,42 @@ static enum status count_tables(const struct sources *sources, struct sources_pa
 static enum status count_site(struct ops_ask *ask, struct db_conn *conn, struct error *error)
 {
     const struct sources *sources = ask->context;
-    struct sources_part *part = ask->own;
-    enum status status = count_tables(sources, part, ask, conn, error);
+    enum status status = count_tables(sources, ask->own, ask, conn, error);
     if (status == STATUS_OK && !ask->site->is_twin)
-        status = count_own_topics(sources, part, ask, conn, error);
+        status = count_topics(ask, KERNEL_ON_POSTGRES, conn, ask->deadline_ns, error);
     if (status == STATUS_OK && ask->site == sources->kafka_home)
-        count_engine(sources, part, ask, KERNEL_ON_KAFKA, conn);
+        count_engine(ask, KERNEL_ON_KAFKA, conn);
     if (status == STATUS_OK && ask->site == sources->nats_home)
-        count_engine(sources, part, ask, KERNEL_ON_NATS, conn);
+        count_engine(ask, KERNEL_ON_NATS, conn);
     return status;
-}
-
-/* The databases that have the decisions about letters of Kafka and NATS. */
-static void find_homes(struct sources *sources, const struct ops_sites *sites)
-{
-    for (size_t i = 0; i < sites->count; i++) {
-        const struct ops_site *site = &sites->items[i];
-        if (site->is_store && !sources->nats_home && has_engine(sources, KERNEL_ON_NATS))
-            sources->nats_home = site;
-        if (!site->is_store && !sources->kafka_home && has_engine(sources, KERNEL_ON_KAFKA))
-            sources->kafka_home = site;
-    }
 }
 
 static void put_parts(struct buf *body, const struct ops_ask *asks, struct sources_part *parts, size_t count)
 {
-    bool is_first = true;
-    buf_put_str(body, STR("{\"items\":["));
+    struct buf items = {0};
     for (size_t i = 0; i < count; i++)
-        if (buf_len(&parts[i].items)) {
-            buf_put_str(body, is_first ? STR("") : STR(","));
-            buf_put_str(body, buf_str(&parts[i].items));
-            is_first = false;
-        }
+        ops_add_items(&items, buf_str(&parts[i].items));
+    buf_put_str(body, STR("{\"items\":["));
+    buf_put_str(body, buf_str(&items));
     buf_put_str(body, STR("],\"next_cursor\":null"));
+    buf_deinit(&items);
     ops_put_unavailable(body, asks, count);
     body->end--; /* its bracket: engines are added */
     for (size_t i = 0; i < count; i++) {
-        struct str more = buf_str(&parts[i].unavailable);
-        if (more.len)
-            buf_put_str(body, body->data[body->end - 1] == '[' ? str_skip(more, 1) : more);
+        if (buf_len(&parts[i].unavailable) && body->data[body->end - 1] != '[')
+            buf_put_char(body, ',');
+        buf_put_str(body, buf_str(&parts[i].unavailable));
     }
     buf_put_str(body, STR("]}"));
 }
 
 void ops_get_dead_sources(struct http_request *request)
 {
-    static const char *const names[] = {"tenant", NULL};
     struct ops *ops = request->context;
     struct sources sources = {.ops = ops};
     struct kernel_dead_topic *topics;
-    struct error error = {0};
-    enum status status = http_request_query_only(request, names, &error);
-    if (status == STATUS_OK)
-        status = ops_tenant_read(request, STR_NONE, &sources.tenant, &error);
-    if (status != STATUS_OK) {
-        http_send_error(request, &error);
+    if (!ops_tenant_only(request, &sources.tenant))
         return;
-    }
     kernel_dead_topics(kernel_config_first(ops->kernel), ops->modules, request->arena, &topics,
                        &sources.topic_count);
     sources.topics = topics;
@@ -247,8 +169,10 @@ void ops_get_dead_sources(struct http_request *request)
     struct ops_ask *asks = arena_zalloc(request->arena, (sites->count + 1) * sizeof *asks);
     struct sources_part *parts = arena_zalloc(request->arena, (sites->count + 1) * sizeof *parts);
     struct buf body = {0};
-    find_homes(&sources, sites);
     for (size_t i = 0; i < sites->count; i++) {
+        const struct ops_site **home = sites->items[i].is_store ? &sources.nats_home : &sources.kafka_home;
+        if (!*home)
+            *home = &sites->items[i];
         asks[i] = (struct ops_ask){.site = &sites->items[i], .own = &parts[i]};
         parts[i].arena = ARENA(4096);
     }

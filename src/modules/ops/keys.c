@@ -2,27 +2,14 @@
  * table, where dictionaries without SQL of their own are. */
 #include "modules/ops/ops.h"
 
-static bool list_held(struct ops *ops, struct ops_keys *keys)
-{
-    for (const struct module *const *at = ops->modules; *at; at++) {
-        void *state = (*at)->list_keys ? kernel_module_state(ops->kernel, *at) : NULL;
-        if (state && (*at)->list_keys(state, keys))
-            return true;
-    }
-    return false;
-}
-
 static void send_keys(struct http_request *request, const struct ops_view *view, const struct ops_keys *keys)
 {
     struct buf body = {0}, cursor = {0};
-    buf_printf(&body, "{\"source\":\"memory\",\"version\":%lld,\"items\":[%.*s],\"next_cursor\":",
-               (long long)keys->version, STR_ARG(buf_str(keys->items)));
-    if (keys->has_more) {
+    if (keys->has_more)
         ops_cursor_put(&cursor, view, &keys->last, "");
-        json_put_string(&body, buf_str(&cursor));
-    } else {
-        buf_put_str(&body, STR("null"));
-    }
+    buf_printf(&body, "{\"source\":\"memory\",\"version\":%lld,\"items\":[%.*s]", (long long)keys->version,
+               STR_ARG(buf_str(keys->items)));
+    json_put_member_str_or_null(&body, "next_cursor", keys->has_more ? buf_str(&cursor) : STR_NONE);
     buf_put_str(&body, STR(",\"unavailable\":[]}"));
     http_send(request, &(struct http_response){.status = 200, .body = buf_str(&body)});
     buf_deinit(&body);
@@ -31,9 +18,11 @@ static void send_keys(struct http_request *request, const struct ops_view *view,
 
 void ops_get_keys(struct http_request *request)
 {
+    const struct ops *ops = request->context;
     struct error error = {0};
     struct ops_request wanted;
     struct buf items = {0};
+    bool is_held = false;
     const struct ops_view *view = ops_view_find(request, &error);
     if (!view || ops_request_read(request, view, &wanted, &error) != STATUS_OK) {
         http_send_error(request, &error);
@@ -47,7 +36,11 @@ void ops_get_keys(struct http_request *request)
                             .limit = wanted.question.limit,
                             .arena = request->arena,
                             .items = &items};
-    if (list_held(request->context, &keys))
+    for (const struct module *const *at = ops->modules; *at && !is_held; at++) {
+        void *state = (*at)->list_keys ? kernel_module_state(ops->kernel, *at) : NULL;
+        is_held = state && (*at)->list_keys(state, &keys);
+    }
+    if (is_held)
         send_keys(request, view, &keys);
     else
         ops_send_view(request, view);

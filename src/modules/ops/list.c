@@ -101,8 +101,6 @@ static void put_item(struct page *page, size_t at)
     struct page_part *part = &page->parts[at];
     const struct ops_view *view = page->wanted.view;
     const char *database = page->asks[at].site->name;
-    if (buf_len(&page->items))
-        buf_put_char(&page->items, ',');
     kernel_ops_put_row(&page->items, view, part->answer.rows, part->next,
                        view->place == OPS_STORE || view->merged_by ? NULL : database);
     struct str keys[OPS_KEYS_MAX], others[OPS_KEYS_MAX];
@@ -136,25 +134,6 @@ static void merge_parts(struct page *page, const struct str *stop)
     }
 }
 
-/* Is there a row that was not shown, or may there be one? */
-static bool has_rest(const struct page *page)
-{
-    for (size_t i = 0; i < page->count; i++)
-        if (has_row(&page->parts[i]) || page->parts[i].answer.has_more)
-            return true;
-    return false;
-}
-
-/* The next look begins where this one stopped. */
-static void go_on_after(struct page *page, const struct str *stop, struct arena *arena)
-{
-    struct ops_request *wanted = &page->wanted;
-    for (size_t i = 0; i < OPS_KEYS_MAX && wanted->view->keys[i].sql; i++)
-        wanted->question.after[i] = arena_str(arena, stop[i]);
-    wanted->question.has_after = true;
-    wanted->after_database = STR_NONE;
-}
-
 static void fill_page(struct page *page, struct arena *arena)
 {
     int64_t until_ns = clock_deadline_ms(SCAN_MS);
@@ -163,33 +142,22 @@ static void fill_page(struct page *page, struct arena *arena)
         const struct str *stop = find_stop(page);
         merge_parts(page, stop);
         bool is_last = !stop || page->left == 0 || clock_mono_ns() >= until_ns;
-        if (page->left == 0 && !has_rest(page))
+        bool has_rest = stop; /* there is a row that was not shown, or may be one */
+        for (size_t i = 0; i < page->count; i++)
+            has_rest |= has_row(&page->parts[i]);
+        if (page->left == 0 && !has_rest)
             buf_clear(&page->cursor);
         if (page->left > 0 && stop && is_last)
             ops_cursor_put(&page->cursor, page->wanted.view, stop, "");
-        if (page->left > 0 && stop)
-            go_on_after(page, stop, arena);
+        if (page->left > 0 && stop) { /* the next look begins where this one stopped */
+            ops_request_go_on(&page->wanted, stop, arena);
+            page->wanted.after_database = STR_NONE;
+        }
         for (size_t i = 0; i < page->count; i++)
             kernel_ops_answer_free(&page->parts[i].answer);
         if (is_last)
             return;
     }
-}
-
-static void send_page(struct http_request *request, const struct page *page)
-{
-    struct buf body = {0};
-    buf_put_str(&body, STR("{\"items\":["));
-    buf_put_str(&body, buf_str(&page->items));
-    buf_put_str(&body, STR("],\"next_cursor\":"));
-    if (buf_len(&page->cursor))
-        json_put_string(&body, buf_str(&page->cursor));
-    else
-        buf_put_str(&body, STR("null"));
-    ops_put_unavailable(&body, page->asks, page->count);
-    buf_put_char(&body, '}');
-    http_send(request, &(struct http_response){.status = 200, .body = buf_str(&body)});
-    buf_deinit(&body);
 }
 
 static void send_single(struct http_request *request, const struct page *page)
@@ -223,19 +191,13 @@ void ops_send_view(struct http_request *request, const struct ops_view *view)
         if (view->is_single)
             send_single(request, &page);
         else
-            send_page(request, &page);
+            ops_send_items(request, &page.items, &page.cursor, page.asks, page.count);
     } else {
         http_send_error(request, &error);
     }
     buf_deinit(&page.items);
     buf_deinit(&page.cursor);
     ops_sites_unref(sites);
-}
-
-/* Does it show what the parameter `by` asks for? `value` ptr NULL: it is not given. */
-static bool is_asked_for(const struct ops_view *view, struct str value)
-{
-    return !view->by || !value.ptr || (view->is && str_eq(value, str_from(view->is)));
 }
 
 const struct ops_view *ops_view_find(const struct http_request *request, struct error *error)
@@ -252,7 +214,7 @@ const struct ops_view *ops_view_find(const struct http_request *request, struct 
                 http_request_query(request, str_from(view->by), &found, &value, error) != STATUS_OK)
                 return NULL;
             any = view;
-            if (is_asked_for(view, found ? value : STR_NONE))
+            if (!view->by || !found || (view->is && str_eq(value, str_from(view->is))))
                 return view;
             if (!view->is)
                 other = view;

@@ -71,6 +71,16 @@ void ops_ask_all(struct ops *ops, struct ops_ask *asks, size_t count,
                  void *context);
 /* ,"unavailable":[{"database","error"}…]: those that failed. */
 void ops_put_unavailable(struct buf *out, const struct ops_ask *asks, size_t count);
+/* "name":{"count","more"} */
+void ops_put_count(struct buf *out, const char *name, int64_t count, bool has_more);
+void ops_put_oldest_age(struct buf *out,
+                        int64_t age_s); /* "oldest_pending_age_seconds"; < 0 = nothing is pending */
+/* Appends items to a list, with a comma between them. */
+void ops_add_items(struct buf *list, struct str items);
+/* Answers with a page: the items, as JSON with commas between them, the cursor of the next page (empty = there is none), and those that
+ * failed. */
+void ops_send_items(struct http_request *request, const struct buf *items, const struct buf *cursor,
+                    const struct ops_ask *asks, size_t count);
 
 /* ---- question.c: what a request asks for ---- */
 /* The one place that decides about tenants. Whose rows: *tenant, ptr NULL = of all and of none. `named` is the tenant that the request
@@ -78,6 +88,8 @@ void ops_put_unavailable(struct buf *out, const struct ops_ask *asks, size_t cou
  * the token's, or "*", needs the scope ops:all-tenants: 403 TENANT_MISMATCH. */
 enum status ops_tenant_read(const struct http_request *request, struct str named, struct str *tenant,
                             struct error *error) MUST_CHECK;
+/* The same of a request that has no other parameter. False: it is answered. */
+bool ops_tenant_only(struct http_request *request, struct str *tenant);
 struct ops_request {
     const struct ops_view *view;
     struct ops_question question;
@@ -86,6 +98,9 @@ struct ops_request {
 };
 enum status ops_request_read(const struct http_request *request, const struct ops_view *view,
                              struct ops_request *wanted, struct error *error) MUST_CHECK;
+/* What is asked next begins after these keys, which are copied to the arena. */
+void ops_request_go_on(struct ops_request *wanted, const struct str *keys, struct arena *arena);
+void ops_put_hex(struct buf *out, struct str bytes); /* as all cursors are */
 /* The cursor after these keys of that database ("" = of all). */
 void ops_cursor_put(struct buf *out, const struct ops_view *view, const struct str *keys,
                     const char *database);

@@ -11,7 +11,6 @@ enum { CHANGE_MAX = 100000 };
 struct tables {
     struct str tenant;
     const struct module *const *modules;
-    bool is_store;
 };
 
 /* One database's part. */
@@ -23,25 +22,16 @@ struct tables_part {
 static void put_counts(struct buf *out, const struct ops_site *site, const struct outbox_table *table,
                        const struct kernel_outbox_counts *counts)
 {
-    buf_put_str(out, buf_len(out) ? STR(",{") : STR("{"));
+    json_put_open(out, NULL, '{');
     json_put_member_str(out, "table", str_from(table->name));
     json_put_member_str(out, "module", str_from(table->module));
     json_put_member_str(out, "database", str_from(site->name));
     json_put_member_i64(out, "pending", counts->pending);
     json_put_member_i64(out, "in_flight", counts->in_flight);
     json_put_member_i64(out, "failed", counts->failed);
-    json_put_key(out, STR("more"));
-    buf_put_str(out, counts->has_more ? STR("true") : STR("false"));
-    json_put_key(out, STR("oldest_pending_age_seconds"));
-    if (counts->oldest_pending_age_s >= 0)
-        buf_printf(out, "%lld", (long long)counts->oldest_pending_age_s);
-    else
-        buf_put_str(out, STR("null"));
-    json_put_key(out, STR("last_error"));
-    if (counts->last_error.ptr)
-        json_put_string(out, counts->last_error);
-    else
-        buf_put_str(out, STR("null"));
+    json_put_member_bool(out, "more", counts->has_more);
+    ops_put_oldest_age(out, counts->oldest_pending_age_s);
+    json_put_member_str_or_null(out, "last_error", counts->last_error);
     buf_put_char(out, '}');
 }
 
@@ -65,49 +55,28 @@ static enum status count_tables(struct ops_ask *ask, struct db_conn *conn, struc
     return status;
 }
 
-static void send_tables(struct http_request *request, struct tables *tables, struct ops_sites *sites)
+void ops_get_outboxes(struct http_request *request)
 {
+    struct ops *ops = request->context;
+    struct tables tables = {.modules = ops->modules};
+    struct buf items = {0}, no_cursor = {0};
+    if (!ops_tenant_only(request, &tables.tenant))
+        return;
+    struct ops_sites *sites = ops_sites_hold(ops);
     struct ops_ask *asks = arena_zalloc(request->arena, (sites->count + 1) * sizeof *asks);
     struct tables_part *parts = arena_zalloc(request->arena, (sites->count + 1) * sizeof *parts);
-    struct buf body = {0};
     for (size_t i = 0; i < sites->count; i++) {
         asks[i] = (struct ops_ask){.site = &sites->items[i], .own = &parts[i]};
         parts[i].arena = ARENA(4096);
     }
-    ops_ask_all(request->context, asks, sites->count, count_tables, tables);
-    buf_put_str(&body, STR("{\"items\":["));
-    bool is_first = true;
+    ops_ask_all(ops, asks, sites->count, count_tables, &tables);
     for (size_t i = 0; i < sites->count; i++) {
-        if (buf_len(&parts[i].items)) {
-            buf_put_str(&body, is_first ? STR("") : STR(","));
-            buf_put_str(&body, buf_str(&parts[i].items));
-            is_first = false;
-        }
+        ops_add_items(&items, buf_str(&parts[i].items));
         buf_deinit(&parts[i].items);
         arena_deinit(&parts[i].arena);
     }
-    buf_put_str(&body, STR("],\"next_cursor\":null"));
-    ops_put_unavailable(&body, asks, sites->count);
-    buf_put_char(&body, '}');
-    http_send(request, &(struct http_response){.status = 200, .body = buf_str(&body)});
-    buf_deinit(&body);
-}
-
-void ops_get_outboxes(struct http_request *request)
-{
-    static const char *const names[] = {"tenant", NULL};
-    struct ops *ops = request->context;
-    struct tables tables = {.modules = ops->modules};
-    struct error error = {0};
-    enum status status = http_request_query_only(request, names, &error);
-    if (status == STATUS_OK)
-        status = ops_tenant_read(request, STR_NONE, &tables.tenant, &error);
-    if (status != STATUS_OK) {
-        http_send_error(request, &error);
-        return;
-    }
-    struct ops_sites *sites = ops_sites_hold(ops);
-    send_tables(request, &tables, sites);
+    ops_send_items(request, &items, &no_cursor, asks, sites->count);
+    buf_deinit(&items);
     ops_sites_unref(sites);
 }
 

@@ -185,22 +185,6 @@ static enum status ask_database(struct ops_ask *ask, struct db_conn *conn, struc
 
 /* ---- the answer ---- */
 
-static void put_counted(struct buf *out, const char *name, const struct counted *counted)
-{
-    json_put_key(out, str_from(name));
-    buf_printf(out, "{\"count\":%lld,\"more\":%s}", (long long)counted->count,
-               counted->has_more ? "true" : "false");
-}
-
-static void put_age(struct buf *out, int64_t age_s)
-{
-    json_put_key(out, STR("oldest_pending_age_seconds"));
-    if (age_s >= 0)
-        json_put_i64(out, age_s);
-    else
-        buf_put_str(out, STR("null"));
-}
-
 static struct counted add_counted(struct counted a, struct counted b)
 {
     struct counted sum = {a.count + b.count, a.has_more || b.has_more};
@@ -214,12 +198,12 @@ static void put_engine(struct buf *out, const char *name, const char *database, 
 {
     static const char *const states[] = {
         [OVERVIEW_UNKNOWN] = "unknown", [OVERVIEW_UP] = "up", [OVERVIEW_DOWN] = "down"};
-    buf_put_str(out, out->data[out->end - 1] == '[' ? STR("{") : STR(",{"));
+    json_put_open(out, NULL, '{');
     json_put_member_str(out, "name", str_from(name));
     if (database)
         json_put_member_str(out, "database", str_from(database));
-    json_put_key(out, STR("flows"));
-    buf_printf(out, "[%s]", flows);
+    json_put_open(out, "flows", '[');
+    buf_printf(out, "%s]", flows);
     json_put_member_str(out, "state", str_from(states[state]));
     if (detail.len)
         json_put_member_str(out, "detail", detail);
@@ -240,8 +224,7 @@ static void put_engines(const struct ops *ops, const struct overview_pods *pods,
         {"redis", "redis:", "\"invalidations\"", bus->invalidations == KERNEL_REDIS},
         {"nats", "nats:", "\"events\"", bus->events == KERNEL_NATS},
     };
-    json_put_key(out, STR("engines"));
-    buf_put_char(out, '[');
+    json_put_open(out, "engines", '[');
     for (size_t i = 0; i < count; i++) {
         bool is_up = asks[i].status == STATUS_OK;
         const char *flows =
@@ -273,23 +256,22 @@ static void put_engines(const struct ops *ops, const struct overview_pods *pods,
 static void put_sums(const struct overview_part *sum, int64_t lag, struct overview_problems *problems,
                      struct buf *out)
 {
-    json_put_key(out, STR("updates"));
-    buf_put_char(out, '{');
-    put_counted(out, "pending", &sum->pending);
-    put_counted(out, "failed_last_hour", &sum->failed);
-    put_age(out, sum->oldest_age_s);
+    json_put_open(out, "updates", '{');
+    ops_put_count(out, "pending", sum->pending.count, sum->pending.has_more);
+    ops_put_count(out, "failed_last_hour", sum->failed.count, sum->failed.has_more);
+    ops_put_oldest_age(out, sum->oldest_age_s);
     buf_put_char(out, '}');
-    json_put_key(out, STR("outboxes"));
-    buf_put_char(out, '{');
+    json_put_open(out, "outboxes", '{');
     json_put_member_i64(out, "pending", sum->outboxes.pending);
     json_put_member_i64(out, "in_flight", sum->outboxes.in_flight);
     json_put_member_i64(out, "failed", sum->outboxes.failed);
     json_put_member_bool(out, "more", sum->outboxes.has_more);
-    put_age(out, sum->outboxes.oldest_pending_age_s);
+    ops_put_oldest_age(out, sum->outboxes.oldest_pending_age_s);
     buf_put_char(out, '}');
-    put_counted(out, "dead_letters", &sum->dead);
-    json_put_key(out, STR("lag"));
-    buf_printf(out, "{\"max_messages\":%lld}", (long long)lag);
+    ops_put_count(out, "dead_letters", sum->dead.count, sum->dead.has_more);
+    json_put_open(out, "lag", '{');
+    json_put_member_i64(out, "max_messages", lag);
+    buf_put_char(out, '}');
     if (sum->oldest_age_s > PENDING_AGE_MAX_S)
         overview_problem(problems, true, "freshet updates list --status PENDING",
                          "an update is PENDING for %lld s", (long long)sum->oldest_age_s);
@@ -306,17 +288,6 @@ static void put_sums(const struct overview_part *sum, int64_t lag, struct overvi
     if (lag > LAG_MAX)
         overview_problem(problems, false, "freshet top --once", "a group is %lld messages behind",
                          (long long)lag);
-}
-
-static void note_refused_config(struct ops *ops, struct overview_problems *problems)
-{
-    struct buf text = {0};
-    int64_t at_us;
-    if (kernel_refused_config(ops->kernel, &text, &at_us))
-        overview_problem(problems, false, "freshet config checks the file",
-                         "the changed configuration was refused: %.*s",
-                         STR_ARG(str_utf8_cut(buf_str(&text), 300)));
-    buf_deinit(&text);
 }
 
 static void sum_parts(const struct overview_part *parts, size_t count, struct overview_pods *pods,
@@ -349,9 +320,9 @@ static void send_overview(struct http_request *request, const struct ops_ask *as
     struct overview_pods pods = {0};
     struct overview_problems problems = {0};
     struct overview_part sum;
-    struct buf body = {0};
+    struct buf body = {0}, refused = {0};
     char now[CLOCK_RFC3339_BYTES];
-    int64_t lag;
+    int64_t lag, refused_us;
     sum_parts(parts, count, &pods, &sum, &lag, request->arena);
     clock_rfc3339(clock_unix_us(), now);
     buf_put_char(&body, '{');
@@ -362,41 +333,38 @@ static void send_overview(struct http_request *request, const struct ops_ask *as
     put_sums(&sum, lag, &problems, &body);
     overview_works_find_problems(&sum.works, &pods, &problems, request->arena);
     overview_pods_find_problems(&pods, &problems);
-    note_refused_config(ops, &problems);
-    json_put_key(&body, STR("problems"));
-    buf_printf(&body, "[%.*s%s%.*s]", STR_ARG(buf_str(&problems.critical)),
+    if (kernel_refused_config(ops->kernel, &refused, &refused_us))
+        overview_problem(&problems, false, "freshet config checks the file",
+                         "the changed configuration was refused: %.*s",
+                         STR_ARG(str_utf8_cut(buf_str(&refused), 300)));
+    json_put_open(&body, "problems", '[');
+    buf_printf(&body, "%.*s%s%.*s]", STR_ARG(buf_str(&problems.critical)),
                buf_len(&problems.critical) && buf_len(&problems.warnings) ? "," : "",
                STR_ARG(buf_str(&problems.warnings)));
     ops_put_unavailable(&body, asks, count);
     buf_put_char(&body, '}');
     http_send(request, &(struct http_response){.status = 200, .body = buf_str(&body)});
     buf_deinit(&body);
+    buf_deinit(&refused);
     buf_deinit(&problems.critical);
     buf_deinit(&problems.warnings);
 }
 
 void ops_get_overview(struct http_request *request)
 {
-    static const char *const names[] = {"tenant", NULL};
     struct overview overview = {.ops = request->context};
+    if (!ops_tenant_only(request, &overview.tenant))
+        return;
     struct ops_sites *sites = ops_sites_hold(overview.ops);
     struct ops_ask *asks = arena_zalloc(request->arena, (sites->count + 1) * sizeof *asks);
     struct overview_part *parts = arena_zalloc(request->arena, (sites->count + 1) * sizeof *parts);
-    struct error error = {0};
-    enum status status = http_request_query_only(request, names, &error);
-    if (status == STATUS_OK)
-        status = ops_tenant_read(request, STR_NONE, &overview.tenant, &error);
     for (size_t i = 0; i < sites->count; i++) {
         asks[i] = (struct ops_ask){.site = &sites->items[i], .own = &parts[i]};
         parts[i] = (struct overview_part){
             .arena = ARENA(4096), .oldest_age_s = -1, .outboxes.oldest_pending_age_s = -1};
     }
-    if (status == STATUS_OK) {
-        ops_ask_all(overview.ops, asks, sites->count, ask_database, &overview);
-        send_overview(request, asks, parts, sites->count);
-    } else {
-        http_send_error(request, &error);
-    }
+    ops_ask_all(overview.ops, asks, sites->count, ask_database, &overview);
+    send_overview(request, asks, parts, sites->count);
     for (size_t i = 0; i < sites->count; i++) {
         db_result_free(parts[i].pods);
         arena_deinit(&parts[i].arena);

@@ -152,17 +152,12 @@ static void put_freshness(const struct overview_pods *pods, struct buf *out)
         const char *name;
         double part;
     } parts[] = {{"p50", 0.5}, {"p99", 0.99}};
-    json_put_key(out, STR("freshness_ms"));
-    buf_put_char(out, '{');
+    json_put_open(out, "freshness_ms", '{');
     for (size_t i = 0; i < 2; i++) {
-        double ms = count > 0 && count < OVERVIEW_BUCKETS_MAX
-                        ? quantile_ms(bounds, counts, count, parts[i].part)
-                        : -1;
+        bool is_known = count > 0 && count < OVERVIEW_BUCKETS_MAX;
+        double ms = is_known ? quantile_ms(bounds, counts, count, parts[i].part) : -1;
         json_put_key(out, str_from(parts[i].name));
-        if (ms >= 0)
-            buf_printf(out, "%.3f", ms);
-        else
-            buf_put_str(out, STR("null"));
+        buf_printf(out, ms >= 0 ? "%.3f" : "null", ms);
     }
     buf_put_char(out, '}');
 }
@@ -180,10 +175,9 @@ void overview_pods_put(const struct overview_pods *pods, struct buf *out, struct
     }
     json_put_key(out, STR("pods"));
     buf_printf(out, "{\"up\":%zu,\"gone\":%zu}", up, gone);
-    json_put_key(out, STR("roles"));
-    buf_put_char(out, '[');
+    json_put_open(out, "roles", '[');
     for (size_t i = 0; i < count; i++) {
-        buf_put_str(out, i ? STR(",{") : STR("{"));
+        json_put_open(out, NULL, '{');
         json_put_member_str(out, "role", roles[i].name);
         json_put_member_i64(out, "pods", (int64_t)roles[i].pods);
         json_put_member_i64(out, "up", (int64_t)roles[i].up);
@@ -237,7 +231,7 @@ void overview_problem(struct overview_problems *problems, bool is_critical, cons
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    buf_put_str(out, buf_len(out) ? STR(",{") : STR("{"));
+    json_put_open(out, NULL, '{');
     json_put_member_str(out, "severity", is_critical ? STR("critical") : STR("warning"));
     json_put_member_str(out, "what", str_from(what));
     json_put_member_str(out, "help", str_from(help));
@@ -264,24 +258,18 @@ void overview_pods_find_problems(const struct overview_pods *pods, struct overvi
                          "%lld dictionaries cannot be loaded in their newest version", (long long)failing);
 }
 
-static bool is_run(const char *role, const struct overview_pods *pods, struct arena *arena)
-{
-    struct role_count roles[ROLES_MAX];
-    size_t count = count_roles(pods, roles, arena);
-    for (size_t i = 0; i < count; i++)
-        if (str_eq(roles[i].name, str_from(role)))
-            return roles[i].up > 0;
-    return false;
-}
-
 void overview_works_find_problems(const struct overview_works *works, const struct overview_pods *pods,
                                   struct overview_problems *problems, struct arena *arena)
 {
+    struct role_count roles[ROLES_MAX];
     char help[64];
+    size_t role_count = count_roles(pods, roles, arena);
     for (size_t i = 0; i < works->count && pods->count; i++) {
         const struct overview_work *work = &works->items[i];
-        bool is_one = work->count == 1 && !work->has_more;
-        if (is_run(work->role, pods, arena))
+        bool is_one = work->count == 1 && !work->has_more, is_run = false;
+        for (size_t j = 0; j < role_count; j++)
+            is_run |= roles[j].up > 0 && str_eq(roles[j].name, str_from(work->role));
+        if (is_run)
             continue;
         snprintf(help, sizeof help, "freshet serve --roles %s", work->role);
         overview_problem(problems, true, help, "no process runs the role %s, for which %lld%s %s%s wait%s",

@@ -26,7 +26,25 @@ enum status ops_tenant_read(const struct http_request *request, struct str named
     return STATUS_OK;
 }
 
+bool ops_tenant_only(struct http_request *request, struct str *tenant)
+{
+    static const char *const names[] = {"tenant", NULL};
+    struct error error = {0};
+    enum status status = http_request_query_only(request, names, &error);
+    if (status == STATUS_OK)
+        status = ops_tenant_read(request, STR_NONE, tenant, &error);
+    if (status != STATUS_OK)
+        http_send_error(request, &error);
+    return status == STATUS_OK;
+}
+
 /* ---- the cursor: the view's name, the database, the keys, each ended by NUL, in hexadecimal digits ---- */
+
+void ops_put_hex(struct buf *out, struct str bytes)
+{
+    hex_put(buf_reserve(out, 2 * bytes.len), (const uint8_t *)bytes.ptr, bytes.len);
+    buf_commit(out, 2 * bytes.len);
+}
 
 void ops_cursor_put(struct buf *out, const struct ops_view *view, const struct str *keys,
                     const char *database)
@@ -38,9 +56,7 @@ void ops_cursor_put(struct buf *out, const struct ops_view *view, const struct s
         buf_put_str(&bytes, keys[i]);
         buf_put_char(&bytes, '\0');
     }
-    char *at = buf_reserve(out, 2 * buf_len(&bytes));
-    hex_put(at, (const uint8_t *)buf_str(&bytes).ptr, buf_len(&bytes));
-    buf_commit(out, 2 * buf_len(&bytes));
+    ops_put_hex(out, buf_str(&bytes));
     buf_deinit(&bytes);
 }
 
@@ -113,27 +129,24 @@ static enum status read_filters(const struct http_request *request, const struct
     return status;
 }
 
-/* A tenant in the path is decided about as one in the query is. */
-static enum status read_tenant(const struct http_request *request, const struct ops_view *view,
-                               struct str *tenant, struct error *error)
+void ops_request_go_on(struct ops_request *wanted, const struct str *keys, struct arena *arena)
 {
-    struct str named = STR_NONE;
-    enum status status = STATUS_OK;
-    if (strstr(request->route->path, "{tenant_id}"))
-        status = http_request_param(request, "tenant_id", &named, error);
-    *tenant = STR_NONE;
-    return status == STATUS_OK && view->tenant ? ops_tenant_read(request, named, tenant, error) : status;
+    for (size_t i = 0; i < OPS_KEYS_MAX && wanted->view->keys[i].sql; i++)
+        wanted->question.after[i] = arena_str(arena, keys[i]);
+    wanted->question.has_after = true;
 }
 
 enum status ops_request_read(const struct http_request *request, const struct ops_view *view,
                              struct ops_request *wanted, struct error *error)
 {
-    struct str cursor;
+    struct str cursor, named = STR_NONE; /* a tenant in the path is decided about as one in the query */
     bool has_cursor = false, has_database = false;
     *wanted = (struct ops_request){.view = view, .question = {.limit = OPS_LIMIT}};
     enum status status = check_names(request, view, error);
-    if (status == STATUS_OK)
-        status = read_tenant(request, view, &wanted->question.tenant, error);
+    if (status == STATUS_OK && strstr(request->route->path, "{tenant_id}"))
+        status = http_request_param(request, "tenant_id", &named, error);
+    if (status == STATUS_OK && view->tenant)
+        status = ops_tenant_read(request, named, &wanted->question.tenant, error);
     if (status == STATUS_OK)
         status = http_request_query_i64(request, "limit", 1, OPS_LIMIT_MAX, &wanted->question.limit, error);
     if (status == STATUS_OK)

@@ -22,13 +22,6 @@ static enum status ask_one(struct ops_ask *ask, struct db_conn *conn, struct err
                            error);
 }
 
-static void go_on_after(struct walk *walk, const struct str *keys, struct arena *arena)
-{
-    for (size_t i = 0; i < OPS_KEYS_MAX && walk->wanted.view->keys[i].sql; i++)
-        walk->wanted.question.after[i] = arena_str(arena, keys[i]);
-    walk->wanted.question.has_after = true;
-}
-
 /* Adds rows of the answer. True: the database may have more of them, after the keys in the question. */
 static bool take_rows(struct walk *walk, const char *database, struct arena *arena)
 {
@@ -36,20 +29,17 @@ static bool take_rows(struct walk *walk, const char *database, struct arena *are
     struct ops_answer *answer = &walk->answer;
     size_t count = answer->rows ? db_result_rows(answer->rows) : 0,
            shown = count < walk->left ? count : walk->left;
-    for (size_t i = 0; i < shown; i++) {
-        if (buf_len(&walk->items))
-            buf_put_char(&walk->items, ',');
+    for (size_t i = 0; i < shown; i++)
         kernel_ops_put_row(&walk->items, view, answer->rows, i, database);
-    }
     walk->left -= shown;
     bool has_more = count > shown || answer->has_more;
     struct str keys[OPS_KEYS_MAX];
     walk->begins_at = count > 0 && shown == 0;
     if (count > shown) {
         kernel_ops_row_keys(view, answer->rows, shown ? shown - 1 : 0, keys);
-        go_on_after(walk, keys, arena);
-    } else if (has_more && count <= shown) {
-        go_on_after(walk, answer->stop, arena);
+        ops_request_go_on(&walk->wanted, keys, arena);
+    } else if (has_more) {
+        ops_request_go_on(&walk->wanted, answer->stop, arena);
     }
     kernel_ops_answer_free(answer);
     return has_more;
@@ -91,23 +81,6 @@ static void find_begin(struct walk *walk, const struct ops_ask *asks, size_t cou
         ++*site;
 }
 
-static void send_walk(struct http_request *request, struct walk *walk, const struct ops_ask *asks,
-                      size_t count)
-{
-    struct buf body = {0};
-    buf_put_str(&body, STR("{\"items\":["));
-    buf_put_str(&body, buf_str(&walk->items));
-    buf_put_str(&body, STR("],\"next_cursor\":"));
-    if (buf_len(&walk->cursor))
-        json_put_string(&body, buf_str(&walk->cursor));
-    else
-        buf_put_str(&body, STR("null"));
-    ops_put_unavailable(&body, asks, count);
-    buf_put_char(&body, '}');
-    http_send(request, &(struct http_response){.status = 200, .body = buf_str(&body)});
-    buf_deinit(&body);
-}
-
 void ops_send_walk(struct http_request *request, const struct ops_view *const *views, size_t view_count)
 {
     struct ops *ops = request->context;
@@ -130,7 +103,7 @@ void ops_send_walk(struct http_request *request, const struct ops_view *const *v
             walk.wanted.question.has_after = false;
         }
     if (status == STATUS_OK)
-        send_walk(request, &walk, asks, count);
+        ops_send_items(request, &walk.items, &walk.cursor, asks, count);
     else
         http_send_error(request, &error);
     buf_deinit(&walk.items);
