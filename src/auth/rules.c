@@ -138,8 +138,8 @@ static void copy_plain(struct auth_rules *rules, const struct auth_settings *set
     rules->asks_clients = settings->asks_clients;
     rules->verified_max = (size_t)settings->cache_entries;
     rules->denied_max = (size_t)settings->negative_entries;
-    rules->jwks_file =
-        arena_str(arena, settings->enabled ? settings->jwks_file : STR("")); /* off: no key is read */
+    /* Off: no key is read. */
+    rules->jwks_file = arena_str(arena, settings->enabled ? settings->jwks_file : STR(""));
     rules->jwks_url = arena_str(arena, settings->enabled ? settings->jwks_url : STR(""));
     rules->jwks_url_shown = url_shown(rules->jwks_url, arena);
     rules->refresh_ms = settings->jwks_refresh_ms;

@@ -13,8 +13,8 @@ enum {
     DEAD_HEADERS = 5, /* the reason and the place, the first headers of a dead letter */
     ARENA_BYTES = 16384,
     COMMIT_MS = 10000,
-    OUTAGE_MS =
-        250, /* between tries while the database or the engine is not reachable; no attempt is counted */
+    /* Between tries while the database or the engine is not reachable; no attempt is counted. */
+    OUTAGE_MS = 250,
     KEY_BYTES_KEPT = 1024,
 };
 

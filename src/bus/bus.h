@@ -192,8 +192,8 @@ struct bus_subscription {
     /* Messages from `offset` on were removed before they were handled, or the engine lost its last messages. Delivery continues at
      * `next`. */
     void (*on_gap)(void *context, unsigned partition, int64_t offset, int64_t next);
-    void (*on_ready)(
-        void *context); /* once: the positions are known, every message committed from now on is delivered */
+    /* Once: the positions are known, every message committed from now on is delivered. */
+    void (*on_ready)(void *context);
 };
 
 /* ---- the connection to an engine ---- */

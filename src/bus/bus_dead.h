@@ -41,8 +41,8 @@ enum status bus_dead_look(struct bus_dead *dead, const char *topic, const char *
                           struct error *error) MUST_CHECK;
 
 struct bus_dead_letter {
-    struct bus_message
-        message;  /* its payload is cut at payload_max; without one, key and headers are cut too */
+    /* Its payload is cut at payload_max; without one, key and headers are cut too. */
+    struct bus_message message;
     size_t bytes; /* of the whole payload */
 };
 struct bus_dead_query {
@@ -51,8 +51,8 @@ struct bus_dead_query {
     const struct bus_dead_range *spans;
     size_t span_count;
     size_t payload_max; /* 0 = payloads are not wanted */
-    size_t
-        bytes_max; /* of payloads that are kept, exceeded by at most one letter; then the rest is left out */
+    /* Of payloads that are kept, exceeded by at most one letter; then the rest is left out. */
+    size_t bytes_max;
 };
 /* The letters of the spans that exist, in the arena, by partition and offset. */
 enum status bus_dead_read(struct bus_dead *dead, const struct bus_dead_query *query, struct arena *arena,

@@ -122,8 +122,8 @@ struct bus_delivery {
     struct db_pool *pool; /* NULL: handlers get no transaction */
     int64_t handler_ms;   /* for one batch */
     unsigned attempts;    /* how often the first message was delivered before */
-    int64_t
-        alone_until; /* messages below this offset are delivered one by one: their batch failed as a whole */
+    /* Messages below this offset are delivered one by one: their batch failed as a whole. */
+    int64_t alone_until;
     char last_error[BUS_REASON_BYTES];
     bool is_out; /* the database or the engine is not reachable, which is logged */
     bool *dead;  /* NULL, or room for a batch: is set for settled messages that became dead letters */

@@ -14,8 +14,8 @@ struct fetch_tls {       /* of https; files in PEM */
     const char *ca_file; /* authorities that the server's certificate must come from; NULL = the system's */
     const char *cert_file,
         *key_file; /* the client's own, NULL = none; without a key_file the key is in cert_file */
-    bool
-        is_unverified; /* any certificate of the server is good: only for this machine's own, and without secrets */
+    /* Any certificate of the server is good: only for this machine's own, and without secrets. */
+    bool is_unverified;
 };
 
 struct fetch_request {
@@ -66,8 +66,8 @@ void fetch_calls_begin(struct fetch_calls *calls, struct fetch_call *call);
 /* Moves the calls on; if none has ended, waits at most this long for one to move. Returns how many are under way: call it as
  * long as there are any. */
 size_t fetch_calls_run(struct fetch_calls *calls, int64_t wait_ms);
-void fetch_calls_wake(
-    struct fetch_calls *calls); /* any thread: fetch_calls_run() returns, the next one if none waits */
+/* Any thread: fetch_calls_run() returns, the next one if none waits. */
+void fetch_calls_wake(struct fetch_calls *calls);
 void fetch_calls_cancel(struct fetch_calls *calls); /* all under way: CANCELLED */
 void fetch_calls_close(struct fetch_calls *calls);  /* cancels first; NULL is fine */
 

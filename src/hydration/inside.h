@@ -71,8 +71,8 @@ struct hydration_finding {
      * a stale copy (too old or too narrow), if there is one. Texts are the need's and the arena's. */
     struct hydration_event event;
     int64_t ttl_ms; /* COPY, ABSENT: how long it serves still; ASK, JOIN: rest of the window */
-    int64_t
-        asked_ns; /* COPY, ABSENT: not before this the question began that it answers; 0: it is not known */
+    /* COPY, ABSENT: not before this the question began that it answers; 0: it is not known. */
+    int64_t asked_ns;
 };
 
 /* On a worker; one round trip. `correlation_id` is for the question, if there is one. Several callers share a flight; an answer
@@ -190,10 +190,10 @@ struct hydration_lookup *hydration_lookup_open(struct hydration_shard *shard, ui
 void hydration_lookup_start(struct hydration_lookup *lookup, enum hydration_job_kind kind);
 /* Reads the ledger again soon: an event that arrived was not enough, or the ledger lags. */
 void hydration_lookup_again(struct hydration_lookup *lookup);
-void hydration_lookup_go_on(
-    struct hydration_lookup *lookup); /* the same, if it has waiters and no such plan */
-void hydration_lookup_answered(
-    struct hydration_lookup *lookup); /* an answer for it arrived: no retry is due */
+/* The same, if it has waiters and no such plan. */
+void hydration_lookup_go_on(struct hydration_lookup *lookup);
+/* An answer for it arrived: no retry is due. */
+void hydration_lookup_answered(struct hydration_lookup *lookup);
 bool hydration_lookup_is_own(const struct hydration_lookup *lookup, struct str correlation_id);
 void hydration_lookup_end_unused(struct hydration_lookup *lookup); /* if it has no waiters and no retry */
 void hydration_lookups_stop(struct hydration_shard *shard);
@@ -226,8 +226,8 @@ struct hydration_shard {
 
 struct hydration_shard *hydration_shard_create(struct hydration *hydration, struct loop *loop);
 void hydration_shard_stop(struct hydration_shard *shard); /* on its loop; new requests are refused too */
-void hydration_shard_destroy(
-    struct hydration_shard *shard); /* stopped; its loop and the workers have ended */
+/* Stopped; its loop and the workers have ended. */
+void hydration_shard_destroy(struct hydration_shard *shard);
 /* Adds the waiter to the lookup of this need, for this caller or for every caller, and takes it out of the lookup that it was in.
  * False: there are too many lookups. */
 bool hydration_waiter_join(struct hydration_waiter *waiter, const struct hydration_need *need,
@@ -303,8 +303,8 @@ static inline bool hydration_may_log(atomic_llong *logged_ns)
 
 /* ---- metrics.c (H7): any thread; takes no lock after the first call on a thread ---- */
 void hydration_metrics_register(void); /* before the rest; main thread */
-const char *hydration_result_name(
-    enum hydration_result result); /* updated, not-found, timeout, unavailable */
+/* Updated, not-found, timeout, unavailable. */
+const char *hydration_result_name(enum hydration_result result);
 void hydration_count_outcome(const struct hydration_policy *policy, const struct hydration_outcome *outcome,
                              int64_t begun_ns, int64_t now_ns);
 void hydration_count_asked(const struct hydration_policy *policy, bool is_retry);

@@ -200,8 +200,8 @@ const char *config_suggest(struct str word, const char *const *names)
     char plain[WORD_BYTES_MAX], candidate[WORD_BYTES_MAX];
     size_t len = plain_word(word, plain);
     const char *nearest = NULL;
-    unsigned best =
-        least((unsigned)len / 3, 3) + 1; /* a short word must match nearly, a long one may have 3 slips */
+    /* A short word must match nearly, a long one may have 3 slips. */
+    unsigned best = least((unsigned)len / 3, 3) + 1;
     for (; len > 0 && *names; names++) {
         size_t candidate_len = plain_word(str_from(*names), candidate);
         if (candidate_len == 0)

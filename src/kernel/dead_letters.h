@@ -20,8 +20,8 @@ const char *kernel_engine_name(enum kernel_engine engine); /* "postgres" */
 struct kernel_dead_topic {
     const char *topic;
     enum kernel_engine engine;
-    char
-        key_tenant_end; /* ends the tenant at the beginning of its keys; 0 = only the header tenant_id names it */
+    /* Ends the tenant at the beginning of its keys; 0 = only the header tenant_id names it. */
+    char key_tenant_end;
     const char *group; /* moves its letters to a table of a module, once it has handled them; NULL = none */
 };
 /* What the configuration names: the topics of Kafka and NATS, and what is known of those of PostgreSQL. In the arena. */

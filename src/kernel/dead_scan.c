@@ -16,8 +16,8 @@ struct lane {
     unsigned partition;
     int64_t first, next; /* its letters */
     int64_t at;          /* newest first: all from here on are shown or read; else all before */
-    int64_t
-        since_us; /* the time of its oldest letter: older decisions are of another topic that was here before */
+    /* The time of its oldest letter: older decisions are of another topic that was here before. */
+    int64_t since_us;
     struct dead_item *ahead; /* by offset */
     size_t begin, end;       /* of those that are left */
     int64_t shown;           /* as `at`, without those read ahead */

@@ -162,8 +162,8 @@ struct engine {
     bool is_used;                     /* by some flow */
     const struct setting_strings *addresses;
     struct setting_place place;
-    const char
-        *missing; /* where it is used and has no address; NULL: the module that uses it may have its own */
+    /* Where it is used and has no address; NULL: the module that uses it may have its own. */
+    const char *missing;
     struct setting_place use_place;
     const struct kernel_tls *tls;
     const struct kernel_login *login;

@@ -16,8 +16,8 @@ enum {
     TOPICS_MAX = 16,
     HOST_BYTES = 256,
     OWN_CONNECTIONS = 2, /* of the embedded bus: publishing and upkeep */
-    ANSWERERS =
-        2, /* more handlers where handlers call one another: one that waits must not block the one that answers */
+    /* More handlers where handlers call one another: one that waits must not block the one that answers. */
+    ANSWERERS = 2,
 };
 
 struct topics {

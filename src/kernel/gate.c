@@ -87,8 +87,8 @@ static void on_verified(void *context)
     struct error error = {0};
     switch (ask(check.kernel, request, &error)) {
     case AUTH_ALLOWED:
-        kernel_identity_keep(
-            request); /* its turn comes at the end of the tick, when the table may have changed */
+        /* Its turn comes at the end of the tick, when the table may have changed. */
+        kernel_identity_keep(request);
         if (admit(check.kernel, request))
             http_request_resume(request);
         return;

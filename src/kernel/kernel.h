@@ -45,8 +45,8 @@ struct module {
     const struct module_routes *routes;   /* NULL = none; added with the module's state as context */
     struct metric_family *const *metrics; /* NULL-terminated; registered at start */
     const struct db_migration *migrations;
-    const char
-        *grants; /* of a role that does not migrate: SQL with :role for its name; NULL with no migrations */
+    /* Of a role that does not migrate: SQL with :role for its name; NULL with no migrations. */
+    const char *grants;
     /* Before all checks: fills in from other sections what this one leaves out. NULL: nothing. */
     void (*complete)(struct config *config, void *section);
     /* Checks that need no server: templates, references between settings. Errors carry file, line, column, field. */
@@ -113,8 +113,8 @@ struct health {
     struct buf roles, components; /* JSON members gathered so far */
     struct buf lines;             /* the same for metrics: kernel_health_lines() */
     unsigned roles_up, roles_down;
-    bool
-        starting; /* a role has not finished what it does before its first request (preloads): alive, but not ready yet */
+    /* A role has not finished what it does before its first request (preloads): alive, but not ready yet. */
+    bool starting;
 };
 
 /* A role can work or not. `detail` (may be empty) is for people: never a secret. */
@@ -141,15 +141,15 @@ const struct kernel_bus_settings *kernel_bus(const struct kernel *kernel);
 /* A section of the file as it was at the start; readable as long as the process serves. */
 const void *kernel_section(const struct kernel *kernel, const char *name);
 struct config *kernel_config(struct kernel *kernel); /* main thread: as it is in force */
-const struct config *kernel_config_first(
-    const struct kernel *kernel); /* any thread: as it was at the start */
+/* Any thread: as it was at the start. */
+const struct config *kernel_config_first(const struct kernel *kernel);
 const struct module *const *kernel_modules(const struct kernel *kernel); /* of the program */
 /* The last reload was refused: why and when, any thread. False: it was not. */
 bool kernel_refused_config(struct kernel *kernel, struct buf *problems, int64_t *at_us);
 void *kernel_module_state(const struct kernel *kernel,
                           const struct module *module); /* NULL = it does not run here */
-bool kernel_debug_is_enabled(
-    const struct kernel *kernel);                  /* debug.enabled: routes that show what is inside */
+/* debug.enabled: routes that show what is inside. */
+bool kernel_debug_is_enabled(const struct kernel *kernel);
 bool kernel_migrates(const struct kernel *kernel); /* does this process create and migrate schemas (C10)? */
 
 /* The identity the gate let through. A hot handler may use it until it returns; one that parks keeps it first. */

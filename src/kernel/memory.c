@@ -55,8 +55,8 @@ static uint64_t resident_bytes(void)
 static uint64_t least_limit(const struct config *config)
 {
     const struct kernel_http_settings *http = config_section(config, "http");
-    uint64_t bodies =
-        8 * (uint64_t)http->limits.body_bytes_max; /* a third of the limit, half of that for a tenant */
+    /* A third of the limit, half of that for a tenant. */
+    uint64_t bodies = 8 * (uint64_t)http->limits.body_bytes_max;
     return bodies > LIMIT_MIN ? bodies : LIMIT_MIN;
 }
 

@@ -46,10 +46,10 @@ void kernel_store_task(struct kernel *kernel, const char *name, task_run_fn *run
  * and skips what is locked; it is run until it finds fewer, then not before the interval is over. It runs on the store's
  * workers, holds none of them between batches, and ends when the process stops. What it deleted is counted and logged. */
 struct retention_rule {
-    const char *
-        name; /* "notification.processed_events": label of freshet_retention_deleted_total and of the log line */
-    const char *
-        sql; /* "delete from … where ctid = any(array(select ctid … limit $2 for update skip locked))": bigint, int */
+    /* "notification.processed_events": label of freshet_retention_deleted_total and of the log line. */
+    const char *name;
+    /* "delete from … where ctid = any(array(select ctid … limit $2 for update skip locked))": bigint, int. */
+    const char *sql;
     int64_t keep_ms, interval_ms; /* keep_ms: $1 */
     bool is_quiet;                /* rows expire all the time: their deletion is not logged */
     /* On a worker, once an interval, before deleting: finds what should not be there. NULL = nothing. */

@@ -27,8 +27,8 @@
 
 /* ---- formats: a stream is JSON objects, each a line or a server-sent event. format.c; any thread ---- */
 enum stream_format { STREAM_NDJSON, STREAM_SSE, STREAM_FORMATS };
-enum stream_format stream_format_of(
-    const struct http_request *request);                         /* that Accept prefers; else NDJSON */
+/* That Accept prefers; else NDJSON. */
+enum stream_format stream_format_of(const struct http_request *request);
 const struct str *stream_format_name(enum stream_format format); /* for labels of metrics; lives for ever */
 struct str stream_format_type(enum stream_format format);        /* Content-Type */
 /* Neither a browser nor a proxy keeps lines. */

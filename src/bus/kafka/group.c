@@ -66,8 +66,8 @@ static void poll_commit(struct kafka_reader *reader, int wait_ms)
         return;
     kafka_list *list = rd_kafka_event_topic_partition_list(event);
     reader->is_committing = false;
-    if (commit_error(
-            event)) /* another generation, or no coordinator: it is tried again if the partition is still ours */
+    /* Another generation, or no coordinator: it is tried again if the partition is still ours. */
+    if (commit_error(event))
         reader->commit_at_ns = clock_deadline_ms(COMMIT_AGAIN_MS);
     else
         for (int i = 0; list && i < list->cnt; i++) {

@@ -28,8 +28,8 @@ enum {
     PULL_SIZE = 16,
     ARENA_BYTES = 4096,
     DEAD_LETTER_MS = 5000,
-    OVERDUE_WAITS =
-        3, /* for acknowledgements: then a message that was returned should have been sent again */
+    /* For acknowledgements: then a message that was returned should have been sent again. */
+    OVERDUE_WAITS = 3,
 };
 
 static const char *const kind_names[ADVISORY_KINDS] = {

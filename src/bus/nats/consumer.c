@@ -54,8 +54,8 @@ static bool ensure_durable(struct nats_partition *partition)
     bus_nats_subject(subject, nats, consumer->topic, partition->number);
     pthread_mutex_unlock(&nats->lock);
     natsStatus status = js_GetConsumerInfo(&info, nats->js, reader->topic->stream, name, NULL, NULL);
-    bool is_left =
-        status == NATS_NOT_FOUND && is_lost && is_away; /* to the holder, which knows what is settled */
+    /* To the holder, which knows what is settled. */
+    bool is_left = status == NATS_NOT_FOUND && is_lost && is_away;
     if (status == NATS_NOT_FOUND && !is_left) {
         /* one that was lost begins at the oldest message that is not known to be settled */
         jsConsumerConfig_Init(&config);
@@ -133,8 +133,8 @@ void bus_nats_partition_sync(struct nats_partition *partition)
         bus_nats_partition_reset_sequences(partition);
     } else if (status == NATS_OK && partition->state == PARTITION_SYNCING &&
                bus_nats_partition_is_complete(partition, info)) {
-        partition->consumer_sequence =
-            info->Delivered.Consumer; /* those before it are here or acknowledged */
+        /* Those before it are here or acknowledged. */
+        partition->consumer_sequence = info->Delivered.Consumer;
         bus_nats_partition_move(partition, PARTITION_RUNNING);
         bus_nats_reader_dispatch(reader);
     }

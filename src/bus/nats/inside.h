@@ -59,8 +59,8 @@ struct nats_origin {
 /* ---- messages that are here and not settled ---- */
 struct nats_item {
     int64_t sequence, created_us;
-    uint64_t
-        delivered; /* how often. More than once: perhaps to a process that crashed by it, so it is handled alone */
+    /* How often. More than once: perhaps to a process that crashed by it, so it is handled alone. */
+    uint64_t delivered;
     uint64_t consumer_sequence; /* when it was last sent; 0 = on an earlier connection */
     bool is_given_up;           /* by the server: it does not send it again */
     natsMsg *message;           /* NULL: returned to the server (-NAK), which sends it again */

@@ -135,8 +135,8 @@ void bus_nats_on_ack(jsCtx *js, natsMsg *message, jsPubAck *ack, jsPubAckErr *re
     pthread_mutex_lock(&nats->lock);
     LIST_FOREACH(publication, &nats->publications, link) {
         for (size_t i = 0; i < publication->count && !entry; i++) {
-            size_t at =
-                (publication->next_expected + i) % publication->count; /* mostly they arrive in order */
+            /* Mostly they arrive in order. */
+            size_t at = (publication->next_expected + i) % publication->count;
             if (publication->entries[at].sent == message) {
                 entry = &publication->entries[at];
                 publication->next_expected = at + 1;

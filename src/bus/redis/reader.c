@@ -368,8 +368,8 @@ void redis_reader_create(struct bus *bus, const struct bus_consumer *consumer)
     struct redis_reader *reader = memory_zalloc(sizeof *reader);
     const struct bus_subscription *spec = &consumer->spec;
     const struct str labels[] = {consumer->topic->name, str_from(spec->group)};
-    unsigned same =
-        0; /* subscriptions of this process with the same topic and group: each has its own consumer group */
+    /* Subscriptions of this process with the same topic and group: each has its own consumer group. */
+    unsigned same = 0;
     struct buf name = {0};
 
     reader->consumer = *consumer;

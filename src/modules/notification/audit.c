@@ -17,8 +17,8 @@ enum {
     INTERVAL_MAX_MS = 60000,
     PROBES_MIN = 10,
     PROBES_MAX = 1000,
-    ACK_WAITS =
-        3, /* for so many times ack-wait a message may still be redelivered after a later one was handled */
+    /* For so many times ack-wait a message may still be redelivered after a later one was handled. */
+    ACK_WAITS = 3,
 };
 #define DAY_MS (INT64_C(24) * 3600 * 1000)
 #define FOR_EVER_MS (3650 * DAY_MS)

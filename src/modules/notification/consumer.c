@@ -206,8 +206,8 @@ static void on_events_committed(void *context, const struct bus_batch *batch, si
         return;
     if (memo->created > 0)
         outbox_wake(notification->delivery);
-    for (size_t i = 0; i < (size_t)memo->created;
-         i++) /* with redeliveries among them the types may be others */
+    /* With redeliveries among them the types may be others. */
+    for (size_t i = 0; i < (size_t)memo->created; i++)
         outbox_count_enqueued(&notification_delivery_table, memo->events[i].event_type, 1);
     count_events("created", (uint64_t)memo->created);
     count_events("duplicate", memo->count - (uint64_t)memo->created);
