@@ -124,19 +124,15 @@ static void visit_site(struct connect_run *run, size_t index)
 {
     int64_t timeout_ms = run->trial.timeout_ms;
     const struct app_site *site = &run->sites.items[index];
-    struct db_target target = site->target;
     struct db_pool *pool = NULL;
     struct error error = {0};
     size_t first = site->is_twin ? site->twin_of : index;
     run->database_count += !site->is_twin;
     if (run->is_lost[first])
         return;
-    target.connections_max = CONNECTIONS;
-    if (target.connect_timeout_ms > timeout_ms)
-        target.connect_timeout_ms = timeout_ms;
     run->trial.target = &site->target;
     run->deadline_ns = clock_deadline_ms(timeout_ms);
-    enum status status = db_pool_create(&target, &pool, &error);
+    enum status status = app_site_open(site, CONNECTIONS, timeout_ms, &pool, &error);
     if (status == STATUS_OK)
         status = try_site(run, site, pool, &error);
     if (status != STATUS_OK) {

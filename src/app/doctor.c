@@ -106,17 +106,11 @@ static void *run_place(void *context)
     struct doctor_place *place = context;
     struct doctor *doctor = place->doctor;
     struct error error = {0};
-    struct db_target target;
-    if (place->site) {
-        target = place->site->target;
-        target.connections_max = CONNECTIONS;
-        if (target.connect_timeout_ms > DOCTOR_CHECK_MS)
-            target.connect_timeout_ms = DOCTOR_CHECK_MS;
-        if (db_pool_create(&target, &place->pool, &error) == STATUS_OK)
-            place->name = arena_printf(&place->arena, "database %s",
-                                       app_site_shown(place->site, place->pool, &place->arena))
-                              .ptr;
-    }
+    if (place->site &&
+        app_site_open(place->site, CONNECTIONS, DOCTOR_CHECK_MS, &place->pool, &error) == STATUS_OK)
+        place->name = arena_printf(&place->arena, "database %s",
+                                   app_site_shown(place->site, place->pool, &place->arena))
+                          .ptr;
     run_checks(place);
     db_pool_destroy(place->pool);
     place->pool = NULL;

@@ -42,6 +42,16 @@ void app_sites_deinit(struct app_sites *sites)
     sites->servers = NULL;
 }
 
+enum status app_site_open(const struct app_site *site, unsigned connections_max, int64_t limit_ms,
+                          struct db_pool **pool, struct error *error)
+{
+    struct db_target target = site->target;
+    target.connections_max = connections_max;
+    if (target.connect_timeout_ms > limit_ms)
+        target.connect_timeout_ms = limit_ms;
+    return db_pool_create(&target, pool, error);
+}
+
 const char *app_site_shown(const struct app_site *site, const struct db_pool *pool, struct arena *arena)
 {
     return pool ? arena_printf(arena, "%s at %s", site->target.name, db_pool_address(pool)).ptr

@@ -24,6 +24,9 @@ struct app_sites {
 /* Texts are the configuration's, which must stay. More than APP_SITES_MAX are left out. */
 void app_sites_init(struct app_sites *sites, struct config *config);
 void app_sites_deinit(struct app_sites *sites);
+/* A pool of at most so many connections, each of which has `limit_ms` to open. */
+enum status app_site_open(const struct app_site *site, unsigned connections_max, int64_t limit_ms,
+                          struct db_pool **pool, struct error *error) MUST_CHECK;
 /* "main at 127.0.0.1:5432/freshet", or its name alone where the pool could not be created. In the arena. */
 const char *app_site_shown(const struct app_site *site, const struct db_pool *pool, struct arena *arena);
 /* Are the module's own tables there? */

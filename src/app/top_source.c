@@ -132,23 +132,16 @@ static void read_site(struct top_source *source, size_t at, struct top_sample *s
 {
     const struct app_site *site = &source->sites.items[at];
     int64_t deadline_ns = clock_deadline_ms(DATABASE_MS);
-    struct db_target target = site->target;
+    static const char *const views[] = {"pods", "dictionaries", "lag"};
     struct db_conn *conn = NULL;
     struct error error = {0};
     enum status status = STATUS_OK;
-    target.connections_max = CONNECTIONS;
-    if (target.connect_timeout_ms > DATABASE_MS)
-        target.connect_timeout_ms = DATABASE_MS;
     if (!source->pools[at])
-        status = db_pool_create(&target, &source->pools[at], &error);
+        status = app_site_open(site, CONNECTIONS, DATABASE_MS, &source->pools[at], &error);
     if (status == STATUS_OK)
         status = db_acquire(source->pools[at], deadline_ns, &conn, &error);
-    if (status == STATUS_OK)
-        status = read_view("pods", site, conn, sample, deadline_ns, &error);
-    if (status == STATUS_OK)
-        status = read_view("dictionaries", site, conn, sample, deadline_ns, &error);
-    if (status == STATUS_OK)
-        status = read_view("lag", site, conn, sample, deadline_ns, &error);
+    for (size_t i = 0; i < sizeof views / sizeof *views && status == STATUS_OK; i++)
+        status = read_view(views[i], site, conn, sample, deadline_ns, &error);
     if (status == STATUS_OK)
         status = read_outboxes(site, conn, sample, deadline_ns, &error);
     if (status == STATUS_OK && site->module)

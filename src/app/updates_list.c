@@ -38,6 +38,13 @@ struct updates_pages {
     size_t answer_count;
 };
 
+struct updates_row {
+    const struct ops_view *view;
+    const struct updates_pages *pages;
+    const struct db_result *rows;
+    size_t row;
+};
+
 /* ---- columns ---- */
 
 static unsigned column_of(const struct ops_view *view, const char *name)
@@ -49,19 +56,17 @@ static unsigned column_of(const struct ops_view *view, const char *name)
 }
 
 /* Safe for a terminal; "-" where it is null. */
-static const char *shown(struct updates_command *command, const struct db_result *rows, size_t row,
-                         const char *name)
+static const char *shown(struct updates_command *command, const struct updates_row *at, const char *name)
 {
     unsigned column = column_of(command->view, name);
-    return db_result_is_null(rows, row, column)
+    return db_result_is_null(at->rows, at->row, column)
                ? "-"
-               : terminal_text(db_result_str(rows, row, column), &command->arena);
+               : terminal_text(db_result_str(at->rows, at->row, column), &command->arena);
 }
 
-static struct str raw(const struct updates_command *command, const struct db_result *rows, size_t row,
-                      const char *name)
+static struct str raw(const struct updates_command *command, const struct updates_row *at, const char *name)
 {
-    return db_result_str(rows, row, column_of(command->view, name));
+    return db_result_str(at->rows, at->row, column_of(command->view, name));
 }
 
 /* ---- databases ---- */
@@ -109,13 +114,6 @@ static void read_site(struct updates_command *command, struct updates_pages *pag
 
 /* ---- a list ---- */
 
-struct updates_row {
-    const struct ops_view *view;
-    const struct updates_pages *pages;
-    const struct db_result *rows;
-    size_t row;
-};
-
 static int by_keys(const void *a, const void *b)
 {
     const struct updates_row *x = a, *y = b;
@@ -152,17 +150,15 @@ static void print_row(struct updates_command *command, const struct updates_row 
         buf_deinit(&text);
         return;
     }
-    printf("%s %s %s %s/%s", shown(command, at->rows, at->row, "created_at"),
-           shown(command, at->rows, at->row, "event_id"), shown(command, at->rows, at->row, "status"),
-           shown(command, at->rows, at->row, "tenant_id"), shown(command, at->rows, at->row, "dict_code"));
+    printf("%s %s %s %s/%s", shown(command, at, "created_at"), shown(command, at, "event_id"),
+           shown(command, at, "status"), shown(command, at, "tenant_id"), shown(command, at, "dict_code"));
     printf(" database=%s age=%ss by=%s source=%s", at->pages->site->target.name,
-           shown(command, at->rows, at->row, "age_seconds"),
-           shown(command, at->rows, at->row, "requested_by"), shown(command, at->rows, at->row, "source"));
-    if (raw(command, at->rows, at->row, "committed_version").len)
-        printf(" version=%s", shown(command, at->rows, at->row, "committed_version"));
-    if (raw(command, at->rows, at->row, "error_code").len)
-        printf(" error=%s: %s", shown(command, at->rows, at->row, "error_code"),
-               shown(command, at->rows, at->row, "error_message"));
+           shown(command, at, "age_seconds"), shown(command, at, "requested_by"),
+           shown(command, at, "source"));
+    if (raw(command, at, "committed_version").len)
+        printf(" version=%s", shown(command, at, "committed_version"));
+    if (raw(command, at, "error_code").len)
+        printf(" error=%s: %s", shown(command, at, "error_code"), shown(command, at, "error_message"));
     printf("\n");
 }
 
@@ -172,7 +168,7 @@ static int print_list(struct updates_command *command, struct updates_row *rows,
     size_t pending = 0;
     for (size_t i = 0; i < count && (int64_t)i < command->limit; i++) {
         print_row(command, &rows[i]);
-        pending += str_eq(raw(command, rows[i].rows, rows[i].row, "status"), STR("PENDING"));
+        pending += str_eq(raw(command, &rows[i], "status"), STR("PENDING"));
     }
     (void)fflush(stdout); /* where both are one terminal, rows are first */
     if (count == 0 && !command->failed_count)
@@ -203,9 +199,9 @@ static void explain_none(struct updates_command *command, const struct updates_r
         buf_put_str(out, STR("none: its command is not on the bus any more"));
     } else if (!is_published) {
         buf_put_str(out, STR("none: its command is in no outbox"));
-    } else if (refdata_carrier_lag(command->config, route, raw(command, at->rows, at->row, "tenant_id"),
-                                   raw(command, at->rows, at->row, "dict_code"), command->deadline_ns,
-                                   &partition, &lag, &error) != STATUS_OK) {
+    } else if (refdata_carrier_lag(command->config, route, raw(command, at, "tenant_id"),
+                                   raw(command, at, "dict_code"), command->deadline_ns, &partition, &lag,
+                                   &error) != STATUS_OK) {
         buf_printf(out, "Kafka, topic %s, which could not be asked: %s", route->topic, error.message);
         return;
     } else if (lag > 0) {
@@ -232,9 +228,8 @@ static enum status read_carriers(struct updates_command *command, const struct u
     bool is_carried = false, is_published = false, is_applied = true;
     enum status status = db_acquire(at->pages->pool, command->deadline_ns, &conn, error);
     if (status == STATUS_OK)
-        status = refdata_carriers_list(conn, &route, raw(command, at->rows, at->row, "tenant_id"),
-                                       raw(command, at->rows, at->row, "event_id"), command->deadline_ns,
-                                       &rows, error);
+        status = refdata_carriers_list(conn, &route, raw(command, at, "tenant_id"),
+                                       raw(command, at, "event_id"), command->deadline_ns, &rows, error);
     for (size_t i = 0; status == STATUS_OK && i < db_result_rows(rows); i++) {
         bool is_alive = str_eq(db_result_str(rows, i, CARRIER_IS_ALIVE), STR("t"));
         is_carried |= is_alive;
@@ -278,11 +273,11 @@ static void print_update(struct updates_command *command, const struct updates_r
         buf_deinit(&text);
         return;
     }
-    printf("%-18s %s\n%-18s %s\n", "event_id", shown(command, at->rows, at->row, "event_id"), "database",
+    printf("%-18s %s\n%-18s %s\n", "event_id", shown(command, at, "event_id"), "database",
            at->pages->site->target.name);
     for (const char *const *name = shown_columns; *name; name++)
-        if (raw(command, at->rows, at->row, *name).len)
-            printf("%-18s %s\n", *name, shown(command, at->rows, at->row, *name));
+        if (raw(command, at, *name).len)
+            printf("%-18s %s\n", *name, shown(command, at, *name));
     for (const char *line = carriers.ptr; line < end; line += strlen(line) + 1)
         printf("%-18s %s\n", line == carriers.ptr ? "carrier" : "", line);
 }
@@ -293,7 +288,7 @@ static int print_updates(struct updates_command *command, struct updates_row *ro
     for (size_t i = 0; i < count; i++) {
         struct error error = {0};
         struct buf carriers = {0};
-        bool is_pending = str_eq(raw(command, rows[i].rows, rows[i].row, "status"), STR("PENDING"));
+        bool is_pending = str_eq(raw(command, &rows[i], "status"), STR("PENDING"));
         if (i && !command->is_json)
             printf("\n");
         if (is_pending && read_carriers(command, &rows[i], &carriers, &error) != STATUS_OK)

@@ -160,8 +160,8 @@ struct kernel_dead_table {
     const struct ops_view *lists[DEAD_ANY][KERNEL_DEAD_VIEWS + 1];
     const struct ops_view *one;
     /* In the caller's transaction. */
-    enum status (*change)(struct db_conn *conn, bool requeues, bool is_dry_run,
-                          const struct dead_choice *choice, struct str who, struct str why,
+    enum status (*change)(const struct kernel_dead_table *table, struct db_conn *conn, bool requeues,
+                          bool is_dry_run, const struct dead_choice *choice, struct str who, struct str why,
                           int64_t deadline_ns, int64_t *count, struct error *error);
     /* $1 tenant or NULL, $2 rows at most: how many are open, and since when (microseconds since 1970). */
     struct db_statement count;

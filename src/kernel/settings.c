@@ -393,21 +393,14 @@ static enum status check_listen(const struct kernel_options *options, const stru
 static enum status check_config(const struct kernel_options *options, const struct config *config,
                                 struct error *error)
 {
+    static enum status (*const checks[])(const struct config *config, struct error *error) = {
+        kernel_tls_check,    kernel_cors_check,    kernel_memory_check,
+        kernel_traces_check, kernel_engines_check, kernel_store_check};
     struct error own = {0};
     struct setting_place place;
     enum status status = check_listen(options, config, error);
-    if (status == STATUS_OK)
-        status = kernel_tls_check(config, error);
-    if (status == STATUS_OK)
-        status = kernel_cors_check(config, error);
-    if (status == STATUS_OK)
-        status = kernel_memory_check(config, error);
-    if (status == STATUS_OK)
-        status = kernel_traces_check(config, error);
-    if (status == STATUS_OK)
-        status = kernel_engines_check(config, error);
-    if (status == STATUS_OK)
-        status = kernel_store_check(config, error);
+    for (size_t i = 0; i < sizeof checks / sizeof *checks && status == STATUS_OK; i++)
+        status = checks[i](config, error);
     if (status == STATUS_OK)
         status = kernel_rates_check(config, options->modules, error);
     for (const struct module *const *at = options->modules; *at && status == STATUS_OK; at++)

@@ -114,10 +114,11 @@ static const struct ops_view open_messages = MESSAGE_LIST("open", "r.status = 'D
 
 /* ---- changes ---- */
 
-static enum status change_table(struct db_conn *conn, bool of_deliveries, bool requeues, bool is_dry_run,
-                                const struct dead_choice *choice, struct str who, struct str why,
-                                int64_t deadline_ns, int64_t *count, struct error *error)
+static enum status change_letters(const struct kernel_dead_table *table, struct db_conn *conn, bool requeues,
+                                  bool is_dry_run, const struct dead_choice *choice, struct str who,
+                                  struct str why, int64_t deadline_ns, int64_t *count, struct error *error)
 {
+    bool of_deliveries = table->is_uuid;
     const struct notification_dlq_selection selection = {.messages = of_deliveries ? STR_NONE : choice->ids,
                                                          .deliveries = of_deliveries ? choice->ids : STR_NONE,
                                                          .reason = choice->reason,
@@ -129,20 +130,6 @@ static enum status change_table(struct db_conn *conn, bool of_deliveries, bool r
         return notification_dlq_count(conn, of_deliveries, &selection, deadline_ns, count, error);
     return notification_dlq_change_in_tx(conn, requeues ? NOTIFICATION_DLQ_REQUEUE : NOTIFICATION_DLQ_DISCARD,
                                          of_deliveries, &selection, who, why, deadline_ns, count, error);
-}
-
-static enum status change_messages(struct db_conn *conn, bool requeues, bool is_dry_run,
-                                   const struct dead_choice *choice, struct str who, struct str why,
-                                   int64_t deadline_ns, int64_t *count, struct error *error)
-{
-    return change_table(conn, false, requeues, is_dry_run, choice, who, why, deadline_ns, count, error);
-}
-
-static enum status change_deliveries(struct db_conn *conn, bool requeues, bool is_dry_run,
-                                     const struct dead_choice *choice, struct str who, struct str why,
-                                     int64_t deadline_ns, int64_t *count, struct error *error)
-{
-    return change_table(conn, true, requeues, is_dry_run, choice, who, why, deadline_ns, count, error);
 }
 
 #define COUNT(table)                                                                               \
@@ -157,7 +144,7 @@ const struct kernel_dead_table notification_dead_tables[] = {
                [DEAD_REQUEUED] = {&requeued_messages, &requeuing_messages},
                [DEAD_DISCARDED] = {&discarded_messages}},
      .one = &one_message,
-     .change = change_messages,
+     .change = change_letters,
      .count = COUNT(MESSAGES)},
     {.name = DELIVERIES,
      .kind = "notification_delivery",
@@ -166,7 +153,7 @@ const struct kernel_dead_table notification_dead_tables[] = {
                [DEAD_REQUEUED] = {&requeued_deliveries},
                [DEAD_DISCARDED] = {&discarded_deliveries}},
      .one = &one_delivery,
-     .change = change_deliveries,
+     .change = change_letters,
      .count = COUNT(DELIVERIES)},
     {.name = NULL},
 };

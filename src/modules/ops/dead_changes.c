@@ -121,9 +121,9 @@ static enum status change_table(struct ops_change *change, struct db_conn *conn,
                                 struct error *error)
 {
     struct dead_work *work = change->context;
-    enum status status =
-        work->source.table->change(conn, work->requeues, change->is_dry_run, &work->choice, change->who,
-                                   change->reason, deadline_ns, &change->matched, error);
+    enum status status = work->source.table->change(work->source.table, conn, work->requeues,
+                                                    change->is_dry_run, &work->choice, change->who,
+                                                    change->reason, deadline_ns, &change->matched, error);
     change->changed = change->matched;
     change->has_more = change->matched >= TABLE_ROWS_MAX;
     return status;
@@ -163,8 +163,9 @@ static enum status name_database(struct dead_work *work, struct ops_change *chan
     return status;
 }
 
-static void change_letters(struct http_request *request, bool requeues)
+void ops_change_dead_letters(struct http_request *request)
 {
+    bool requeues = str_ends_with(str_from(request->route->path), STR("/requeue"));
     struct dead_work work = {.ops = request->context, .requeues = requeues, .arena = request->arena};
     struct ops_change change = {.action = requeues ? "dead_letter.requeue" : "dead_letter.discard",
                                 .context = &work,
@@ -190,14 +191,4 @@ static void change_letters(struct http_request *request, bool requeues)
     else
         http_send_error(request, &error);
     buf_deinit(&work.ids_text);
-}
-
-void ops_requeue_dead_letters(struct http_request *request)
-{
-    change_letters(request, true);
-}
-
-void ops_discard_dead_letters(struct http_request *request)
-{
-    change_letters(request, false);
 }

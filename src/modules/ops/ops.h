@@ -164,7 +164,6 @@ http_handler_fn ops_get_config;
 /* ---- outboxes.c, dead_letters.c ---- */
 http_handler_fn ops_get_outboxes, ops_get_outbox_events, ops_get_outbox_event;
 http_handler_fn ops_get_dead_sources, ops_get_dead_letters, ops_get_dead_letter;
-http_handler_fn ops_requeue_dead_letters, ops_discard_dead_letters;
-http_handler_fn ops_retry_outbox, ops_discard_outbox, ops_republish_outbox, ops_unlock_outbox;
+http_handler_fn ops_change_dead_letters, ops_change_outbox; /* what is done is the last word of the path */
 
 #endif

@@ -127,9 +127,19 @@ void ops_get_outbox_event(struct http_request *request)
 
 /* ---- changes ---- */
 
+/* The last word of the route's path. A filter's state must be one that the action changes. */
+static const struct outbox_action {
+    const char *name;
+    enum outbox_change change;
+    const char *states[2];
+} actions[] = {{"retry", OUTBOX_CHANGE_RETRY, {"failed", "stuck"}},
+               {"discard", OUTBOX_CHANGE_DISCARD, {"failed", "stuck"}},
+               {"republish", OUTBOX_CHANGE_REPUBLISH, {"published", ""}},
+               {"unlock", OUTBOX_CHANGE_UNLOCK, {"in_flight", "stuck"}}};
+
 struct outbox_work {
     const struct outbox_table *table;
-    enum outbox_change change;
+    const struct outbox_action *action;
     struct outbox_selection selection;
     struct buf ids;
 };
@@ -154,31 +164,21 @@ static enum status read_ids(struct outbox_work *work, const struct json_value *i
     return STATUS_OK;
 }
 
-/* A filter's state must be one that the action is for: then nobody expects it to do more. */
-static bool fits_state(enum outbox_change change, struct str state)
-{
-    static const char *const fitting[][3] = {[OUTBOX_CHANGE_RETRY] = {"failed", "stuck", ""},
-                                             [OUTBOX_CHANGE_DISCARD] = {"failed", "stuck", ""},
-                                             [OUTBOX_CHANGE_REPUBLISH] = {"published", "", ""},
-                                             [OUTBOX_CHANGE_UNLOCK] = {"in_flight", "stuck", ""}};
-    for (size_t i = 0; state.ptr && i < 3; i++)
-        if (str_eq(state, str_from(fitting[change][i])))
-            return true;
-    return !state.ptr;
-}
-
 static enum status read_filter(struct outbox_work *work, const struct json_value *filter, struct arena *arena,
                                struct error *error)
 {
     struct ops_question question = {.limit = 0};
     const struct ops_view *views[KERNEL_OUTBOX_VIEWS];
+    const char *const *fitting = work->action->states;
     (void)kernel_outbox_events(work->table, OUTBOX_FAILED, arena, views);
     enum status status = ops_filter_read(views[0], filter, arena, &question, error);
-    if (status == STATUS_OK && !fits_state(work->change, question.values[0]))
+    struct str state = question.values[0];
+    if (status == STATUS_OK && state.ptr && !str_eq(state, str_from(fitting[0])) &&
+        !str_eq(state, str_from(fitting[1])))
         status = error_set_field(error, STATUS_BAD_REQUEST, "state",
                                  "state is one that this action does not change");
     work->selection.is_narrow =
-        str_eq(question.values[0], work->change == OUTBOX_CHANGE_UNLOCK ? STR("stuck") : STR("failed"));
+        str_eq(state, work->action->change == OUTBOX_CHANGE_UNLOCK ? STR("stuck") : STR("failed"));
     work->selection.event_type = question.values[1];
     work->selection.aggregate = question.values[2];
     work->selection.since = question.values[3];
@@ -190,24 +190,24 @@ static enum status run_work(struct ops_change *change, struct db_conn *conn, int
                             struct error *error)
 {
     struct outbox_work *work = change->context;
-    enum status status = change->is_dry_run
-                             ? outbox_change_count(conn, work->table, work->change, &work->selection,
-                                                   deadline_ns, &change->matched, error)
-                             : outbox_change(conn, work->table, work->change, &work->selection, deadline_ns,
-                                             &change->matched, error);
+    enum status status = (change->is_dry_run ? outbox_change_count : outbox_change)(
+        conn, work->table, work->action->change, &work->selection, deadline_ns, &change->matched, error);
     change->changed = change->matched;
     change->has_more = change->matched >= CHANGE_MAX;
     return status;
 }
 
-static void change_outbox(struct http_request *request, enum outbox_change kind, const char *action)
+void ops_change_outbox(struct http_request *request)
 {
     const struct module *module;
-    struct outbox_work work = {.table = find_table(request, &module), .change = kind};
-    struct ops_change change = {.action = action, .context = &work, .run = run_work};
+    struct outbox_work work = {.table = find_table(request, &module), .action = actions};
+    struct ops_change change = {.context = &work, .run = run_work};
     struct error error = {0};
     if (!work.table)
         return;
+    while (strcmp(strrchr(request->route->path, '/') + 1, work.action->name) != 0)
+        work.action++;
+    change.action = arena_printf(request->arena, "outbox.%s", work.action->name).ptr;
     enum status status = ops_change_read(request, &change, &error);
     if (status == STATUS_OK)
         status = change.has_ids ? read_ids(&work, &change.ids, request->arena, &error)
@@ -220,24 +220,4 @@ static void change_outbox(struct http_request *request, enum outbox_change kind,
     else
         http_send_error(request, &error);
     buf_deinit(&work.ids);
-}
-
-void ops_retry_outbox(struct http_request *request)
-{
-    change_outbox(request, OUTBOX_CHANGE_RETRY, "outbox.retry");
-}
-
-void ops_discard_outbox(struct http_request *request)
-{
-    change_outbox(request, OUTBOX_CHANGE_DISCARD, "outbox.discard");
-}
-
-void ops_republish_outbox(struct http_request *request)
-{
-    change_outbox(request, OUTBOX_CHANGE_REPUBLISH, "outbox.republish");
-}
-
-void ops_unlock_outbox(struct http_request *request)
-{
-    change_outbox(request, OUTBOX_CHANGE_UNLOCK, "outbox.unlock");
 }
