@@ -8,6 +8,7 @@
 
 #include "app/client.h"
 #include "app/commands.h"
+#include "app/terminal.h"
 #include "base/backoff.h"
 #include "base/json.h"
 #include "base/map.h"
@@ -81,24 +82,9 @@ static enum step take_change(struct follow *follow, struct str line, const struc
 
 /* ---- a chat ---- */
 
-/* The text of a message is untrusted: it must not move the cursor of this terminal. */
-static void put_safely(struct buf *out, struct str text)
+static void put_text(struct buf *out, struct str text)
 {
-    while (text.len) {
-        size_t len = str_utf8_char(text);
-        unsigned char c = (unsigned char)text.ptr[0], next = len == 2 ? (unsigned char)text.ptr[1] : 0;
-        bool is_control = c < 0x20 || c == 0x7f || (c == 0xc2 && next < 0xa0); /* C0, DEL, C1 */
-        len = len ? len : 1;
-        if (c == '\n')
-            buf_put_str(out, STR("\n    "));
-        else if (c == '\t')
-            buf_put_char(out, '\t');
-        else if (is_control)
-            buf_put_char(out, '?');
-        else
-            buf_put(out, text.ptr, len);
-        text = str_skip(text, len);
-    }
+    terminal_put_lines(out, text, STR("\n    "));
 }
 
 static enum step take_event(struct follow *follow, struct str line, const struct json_value *object)
@@ -122,11 +108,11 @@ static enum step take_event(struct follow *follow, struct str line, const struct
         struct json_value payload = {0};
         (void)json_get(object, STR("payload"), &payload);
         bool is_switch = str_eq(type, STR("agent_switched"));
-        put_safely(&text, at.len >= 19 ? str_of(at.ptr + 11, 8) : at);
+        put_text(&text, at.len >= 19 ? str_of(at.ptr + 11, 8) : at);
         buf_printf(&text, " #%lld %s", (long long)sequence, is_switch ? "— " : "");
-        put_safely(&text, json_get_text(&payload, is_switch ? STR("from") : STR("role"), arena));
+        put_text(&text, json_get_text(&payload, is_switch ? STR("from") : STR("role"), arena));
         buf_put_str(&text, is_switch ? STR(" hands over to ") : STR(": "));
-        put_safely(&text, json_get_text(&payload, is_switch ? STR("to") : STR("content"), arena));
+        put_text(&text, json_get_text(&payload, is_switch ? STR("to") : STR("content"), arena));
     }
     enum step step = print_counted(follow, follow->as_json ? line : buf_str(&text));
     buf_deinit(&text);

@@ -14,13 +14,22 @@ static bool turns_text(struct str character)
 
 void terminal_put(struct buf *out, struct str text)
 {
+    terminal_put_lines(out, text, STR_NONE);
+}
+
+void terminal_put_lines(struct buf *out, struct str text, struct str line_break)
+{
     while (text.len) {
         size_t len = str_utf8_char(text);
         unsigned char c = (unsigned char)text.ptr[0];
         bool is_control =
             c < 0x20 || c == 0x7f || (len == 2 && c == 0xc2 && (unsigned char)text.ptr[1] < 0xa0);
-        if (c == '\n' || c == '\t' || c == '\r')
+        if (!line_break.ptr && (c == '\n' || c == '\t' || c == '\r'))
             buf_put_char(out, ' ');
+        else if (c == '\n')
+            buf_put_str(out, line_break);
+        else if (c == '\t')
+            buf_put_char(out, '\t');
         else if (len == 0 || is_control || turns_text(str_of(text.ptr, len)))
             buf_put_char(out, '?');
         else

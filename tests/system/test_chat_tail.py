@@ -34,11 +34,11 @@ def switch(sequence):
 
 
 def test_m3_a_line_a_message(fake):
-    fake.streams = [[{"event_type": "heartbeat"}, message(1), message(2, "ж\n\x1b[2Jb\u009b\t", "assistant"),
+    fake.streams = [[{"event_type": "heartbeat"}, message(1), message(2, "ж\n\x1b[2Jb\u009b\t\u202e", "assistant"),
                      {"event_type": "up_to_date", "sequence": 2}, {"event_type": "of the future"}, switch(3), message(4)]]
     done = tail(fake, "--count", "4")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == ("07:10:00 #1 user: hi\n07:10:00 #2 assistant: ж\n    ?[2Jb?\t\n07:10:00 #3 — a hands over to b\n"
+    assert done.stdout == ("07:10:00 #1 user: hi\n07:10:00 #2 assistant: ж\n    ?[2Jb?\t?\n07:10:00 #3 — a hands over to b\n"
                            "07:10:00 #4 user: hi\n")
     assert fake.requests[0][1] == f"/my/projects/{PROJECT}/chat/{SESSION}/stream"
 
