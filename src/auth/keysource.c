@@ -161,32 +161,27 @@ static void plan_url(struct auth_keysource *source)
 
 /* ---- one set out of all sources ---- */
 
-/* Where keys are neither configured nor missed there is no number of them: an alert on 0 would mean nothing. */
-static void show_count(const struct auth_rules *rules, size_t count)
-{
-    struct metric_series *series = metric_series_get(&keys_family, NULL);
-    bool is_configured = rules->jwks_file.len > 0 || rules->jwks_url.len > 0 || rules->secret.len > 0;
-    metric_set(series, (double)count);
-    if (!is_configured && auth_rules_let_in(rules))
-        metric_series_drop(series);
-}
-
 /* The secret comes first, then the file: what stands last is left out once there are AUTH_KEYS_MAX keys. */
 static struct auth_keyset *build_keys(const struct auth_keysource *source)
 {
     const struct document *const documents[] = {&source->file, &source->url};
+    const struct auth_rules *rules = source->rules;
+    bool is_configured = rules->jwks_file.len > 0 || rules->jwks_url.len > 0 || rules->secret.len > 0;
+    struct metric_series *series = metric_series_get(&keys_family, NULL);
     struct auth_keyset *set = auth_keyset_create();
     struct error unusable;
 
-    if (source->rules->secret.len > 0)
-        auth_keyset_add_secret(set, source->rules->secret);
+    if (rules->secret.len > 0)
+        auth_keyset_add_secret(set, rules->secret);
     for (size_t i = 0; i < 2; i++)
         if (buf_len(&documents[i]->text) > 0 &&
             auth_keyset_add_jwks(set, buf_str(&documents[i]->text), documents[i]->origin, &unusable) !=
                 STATUS_OK)
             log_error("auth_keys_unusable", LOG_CSTR("source", documents[i]->origin),
                       LOG_ERROR_FIELDS(&unusable));
-    show_count(source->rules, set->count);
+    metric_set(series, (double)set->count);
+    if (!is_configured && auth_rules_let_in(rules)) /* no key is needed: an alert on 0 would mean nothing */
+        metric_series_drop(series);
     return set;
 }
 

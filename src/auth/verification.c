@@ -156,7 +156,7 @@ static void remember(struct auth_verification *v)
             loop_free_later(state->loop, pushed_out, free);
         return;
     }
-    /* A refusal is remembered for a while; one that comes too early only until its time has come. */
+    /* A refusal is remembered for some time; that of a token that is not valid yet only until it is. */
     int64_t pause_ms = v->reason == AUTH_REASON_UNKNOWN_KEY ? DENIED_UNKNOWN_KEY_MS : DENIED_MS;
     if (v->reason == AUTH_REASON_NOT_YET) {
         int64_t early_us = v->claims.nbf_us - v->rules->checks.leeway_us - state->auth->now_us();
