@@ -158,7 +158,7 @@ struct hydration_ref { /* an entity of a type that is known */
 };
 struct hydration_owner {
     const char *entity_type, *module;
-    /* On a worker, may block till the deadline. After a failure no answer is published. Subject empty: the owner publishes a change,
+    /* On a worker, may block until the deadline. After a failure no answer is published. Subject empty: the owner publishes a change,
      * and no rule about callers applies. More than the cover may be returned: it is cut. */
     enum status (*look)(void *context, const struct hydration_need *need, int64_t deadline_ns,
                         struct hydration_entity *entity, struct error *error);

@@ -89,7 +89,7 @@ static enum status commit_group(struct db_conn *conn, struct idempotency_member 
     return status;
 }
 
-/* False: nothing came of it. Each member gets its outcome here, and its state by the caller, under the lock. */
+/* False: no member was decided. Each member gets its outcome here, and its state by the caller, under the lock. */
 static bool run_group(struct idempotency_member *leader, bool *decided)
 {
     struct db_result *results[AT_MEMBERS + MEMBERS_MAX + 1] = {NULL};

@@ -144,7 +144,7 @@ void stream_local_update(struct stream_local *local, uint64_t cut_sequence, bool
 
 /* ---- giving ---- */
 
-/* What it is in the middle of. False when there was no room for all of it. */
+/* The rest of the segment that it has begun. False: there was no room for all of it. */
 static bool finish_current(struct stream_subscriber *subscriber, struct buf *out, size_t *room)
 {
     struct stream_segment *current = subscriber->opening ? subscriber->opening : subscriber->at;
@@ -159,13 +159,14 @@ static bool finish_current(struct stream_subscriber *subscriber, struct buf *out
     metric_add(subscriber->topic->config.lines, current->lines);
     if (subscriber->opening) {
         subscriber->opening = NULL;
-        subscriber->offset = subscriber->at ? subscriber->at->len : 0; /* where it stands was never for it */
+        subscriber->offset =
+            subscriber->at ? subscriber->at->len : 0; /* the segment before its place was not for it */
         stream_segment_unref(current);
     }
     return true;
 }
 
-/* All that it had was given: a line with its position, where it has had none for a while. Not on the chain, it asks what
+/* Nothing is left to send: a line with its position, if the last one is long ago. A subscriber that is not on the chain asks for what
  * follows. */
 static enum http_source_state wait_for_more(struct stream_subscriber *subscriber, struct stream_local *local,
                                             struct buf *out, bool has_given)

@@ -48,7 +48,7 @@ struct kafka_partition {
     /* under reader->lock */
     bool is_owned, is_busy;
     bool is_leaving;     /* no new batch: it is returned once the last one is committed */
-    int64_t leave_by_ns; /* whatever becomes of the commit; 0: its handler runs */
+    int64_t leave_by_ns; /* also without a commit; 0: its handler runs */
     unsigned generation; /* a job of another one changes nothing */
     rd_kafka_message_t **items;
     size_t head, count, capacity, taken, bytes;

@@ -122,7 +122,7 @@ struct nats_partition {
 
     char lease_key[2 * NATS_NAME_BYTES];
     uint64_t lease_revision;
-    bool is_inherited; /* its holder died: the server waits for acknowledgements that nobody sends */
+    bool is_inherited; /* its holder died: the server waits for acknowledgements that no process sends */
     int64_t lease_until_ns;
 };
 

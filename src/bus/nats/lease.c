@@ -122,7 +122,7 @@ static bool is_dead(struct nats_reader *reader, struct str id)
     return status == NATS_NO_RESPONDERS;
 }
 
-/* Those that were not heard of lately, or that the server does not know any more. */
+/* Those that have not reported themselves lately, or that the server does not know any more. */
 static void remove_members(struct nats_reader *reader)
 {
     struct nats *nats = reader->nats;

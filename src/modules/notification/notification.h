@@ -69,7 +69,7 @@ struct str notification_webhook_secret(const struct notification_webhook_setting
 
 struct notification {
     struct kernel *kernel;
-    const struct notification_settings *settings; /* as at the start; stay till destroy() */
+    const struct notification_settings *settings; /* as at the start; they stay until destroy() */
     struct outbox *delivery;
     struct webhooks *webhooks; /* NULL with the channel log */
     struct hydration_policy titles, titles_no_wait;
