@@ -91,7 +91,7 @@ enum status client_token(struct str given, const struct auth_token_request *requ
                          struct error *error) MUST_CHECK;
 /* False when a file cannot be read or a key has no certificate, which is printed. */
 bool client_tls_given(const char *command, const struct fetch_tls *given);
-/* What is not given is $FRESHET_CA, $FRESHET_CERT, $FRESHET_KEY, else NULL. */
+/* A file that is not given is that of $FRESHET_CA, $FRESHET_CERT or $FRESHET_KEY, else NULL. */
 struct fetch_tls client_tls(const struct fetch_tls *given);
 /* A new connection, and a new token where it is a development token. False: the message is printed. */
 bool client_connect(struct client *client);

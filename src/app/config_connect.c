@@ -105,26 +105,13 @@ static enum status look_at_schemas(struct connect_run *run, const struct app_sit
     return status;
 }
 
-static enum status try_site(struct connect_run *run, const struct app_site *site, struct db_pool *pool,
-                            struct error *error)
-{
-    struct db_conn *conn = NULL;
-    enum status status = look_at_schemas(run, site, pool, error);
-    if (status == STATUS_OK && site->module && site->module->try_sql) {
-        status = db_acquire(pool, run->deadline_ns, &conn, error);
-        if (status == STATUS_OK)
-            status = site->module->try_sql(&run->trial, conn, error);
-        db_release(conn);
-    }
-    return status;
-}
-
 /* A twin of a database that was lost is not asked again: it would take the time limit twice. */
 static void visit_site(struct connect_run *run, size_t index)
 {
     int64_t timeout_ms = run->trial.timeout_ms;
     const struct app_site *site = &run->sites.items[index];
     struct db_pool *pool = NULL;
+    struct db_conn *conn = NULL;
     struct error error = {0};
     size_t first = site->is_twin ? site->twin_of : index;
     run->database_count += !site->is_twin;
@@ -134,7 +121,13 @@ static void visit_site(struct connect_run *run, size_t index)
     run->deadline_ns = clock_deadline_ms(timeout_ms);
     enum status status = app_site_open(site, CONNECTIONS, timeout_ms, &pool, &error);
     if (status == STATUS_OK)
-        status = try_site(run, site, pool, &error);
+        status = look_at_schemas(run, site, pool, &error);
+    if (status == STATUS_OK && site->module && site->module->try_sql) {
+        status = db_acquire(pool, run->deadline_ns, &conn, &error);
+        if (status == STATUS_OK)
+            status = site->module->try_sql(&run->trial, conn, &error);
+        db_release(conn);
+    }
     if (status != STATUS_OK) {
         run->is_lost[first] = true;
         run->lost_count++;

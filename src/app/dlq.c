@@ -37,20 +37,6 @@ static enum status list_notification(struct dlq_command *command, struct db_conn
     return status;
 }
 
-static enum status show_notification(struct admin *admin, struct db_conn *conn, struct error *error)
-{
-    struct db_result *rows = NULL;
-    const char *id = admin->ids.items[0];
-    enum status status = notification_dlq_show(conn, str_from(id), admin->deadline_ns, &rows, error);
-    size_t count = status == STATUS_OK ? db_result_rows(rows) : 0;
-    for (size_t i = 0; i < count; i++)
-        printf("%s: %s\n", admin_text(admin, rows, i, 0, "-"), admin_text(admin, rows, i, 1, "-"));
-    db_result_free(rows);
-    if (status == STATUS_OK && count == 0)
-        return error_set(error, STATUS_NOT_FOUND, "there is no dead letter %s", id);
-    return admin_explain(conn, status, error);
-}
-
 /* Messages and deliveries, in one transaction with their audit. */
 static enum status change_both(struct dlq_command *command, struct db_conn *conn, int64_t *messages,
                                int64_t *deliveries, struct error *error)
@@ -129,8 +115,18 @@ static enum status list_letters(struct admin *admin, struct db_conn *conn, struc
 static enum status show_letter(struct admin *admin, struct db_conn *conn, struct error *error)
 {
     struct dlq_command *command = command_of(admin);
-    return is_of_notification(command) ? show_notification(admin, conn, error)
-                                       : dlq_letters_show(command, conn, error);
+    struct db_result *rows = NULL;
+    const char *id = admin->ids.items[0];
+    if (!is_of_notification(command))
+        return dlq_letters_show(command, conn, error);
+    enum status status = notification_dlq_show(conn, str_from(id), admin->deadline_ns, &rows, error);
+    size_t count = status == STATUS_OK ? db_result_rows(rows) : 0;
+    for (size_t i = 0; i < count; i++)
+        printf("%s: %s\n", admin_text(admin, rows, i, 0, "-"), admin_text(admin, rows, i, 1, "-"));
+    db_result_free(rows);
+    if (status == STATUS_OK && count == 0)
+        return error_set(error, STATUS_NOT_FOUND, "there is no dead letter %s", id);
+    return admin_explain(conn, status, error);
 }
 
 static enum status change_letters(struct admin *admin, struct db_conn *conn, struct error *error)

@@ -124,21 +124,14 @@ static enum status list_outboxes(struct dlq_command *command, struct db_conn *co
     return status;
 }
 
-/* Does a target before this one name the same database? */
-static bool is_twin(struct dlq_command *command)
-{
-    const struct admin *admin = &command->admin;
-    const struct db_server *own = db_server_find(&command->servers, &admin->target->target);
-    for (const struct admin_target *at = admin->targets; at < admin->target; at++)
-        if (own && db_server_find(&command->servers, &at->target) == own)
-            return true;
-    return false;
-}
-
 enum status dlq_letters_list(struct dlq_command *command, struct db_conn *conn, struct error *error)
 {
     const struct admin_target *target = command->admin.target;
-    enum status status = is_twin(command) ? STATUS_OK : list_engine(command, KERNEL_ON_POSTGRES, conn, error);
+    const struct db_server *own = db_server_find(&command->servers, &target->target);
+    bool is_twin = false; /* a target before this one names the same database */
+    for (const struct admin_target *at = command->admin.targets; at < target; at++)
+        is_twin |= own && db_server_find(&command->servers, &at->target) == own;
+    enum status status = is_twin ? STATUS_OK : list_engine(command, KERNEL_ON_POSTGRES, conn, error);
     if (status == STATUS_OK)
         status = list_outboxes(command, conn, error);
     if (status == STATUS_OK && !target->module)

@@ -17,7 +17,7 @@
 
 enum { PATIENCE_MS = 10000, GRACE_MS = 1000, CONNECTIONS = 2 };
 
-/* What is wrong with the file itself has no place in the table's order: nothing else can be checked then. */
+/* Mistakes in the file have no row in the table of checks: nothing else can be checked then. */
 static const struct doctor_check config_check = {"configuration",
                                                  DOCTOR_CRITICAL,
                                                  DOCTOR_MACHINE,

@@ -53,20 +53,9 @@ static void print_json(const struct doctor *doctor)
     buf_deinit(&text);
 }
 
-static void print_findings(const struct doctor *doctor)
-{
-    static const char *const words[] = {"CRITICAL", "WARNING"};
-    for (size_t i = 0; i < doctor->finding_count; i++) {
-        const struct doctor_finding *finding = &doctor->findings[i];
-        printf("%-9s %s: %s\n", finding->is_unchecked ? "UNCHECKED" : words[finding->check->severity],
-               finding->place, finding->what);
-        if (finding->help)
-            printf("          %s\n", finding->help);
-    }
-}
-
 int doctor_print(struct doctor *doctor, bool is_json)
 {
+    static const char *const words[] = {"CRITICAL", "WARNING"};
     size_t counts[DOCTOR_SEVERITIES] = {0}, unchecked = 0;
     if (doctor->finding_count)
         qsort(doctor->findings, doctor->finding_count, sizeof *doctor->findings, by_severity);
@@ -76,7 +65,13 @@ int doctor_print(struct doctor *doctor, bool is_json)
     if (is_json) {
         print_json(doctor);
     } else {
-        print_findings(doctor);
+        for (size_t i = 0; i < doctor->finding_count; i++) {
+            const struct doctor_finding *finding = &doctor->findings[i];
+            printf("%-9s %s: %s\n", finding->is_unchecked ? "UNCHECKED" : words[finding->check->severity],
+                   finding->place, finding->what);
+            if (finding->help)
+                printf("          %s\n", finding->help);
+        }
         printf("%s%zu checks",
                wrong       ? ""
                : unchecked ? "nothing wrong was found: "

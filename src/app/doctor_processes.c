@@ -77,18 +77,6 @@ static void found_role(struct doctor_place *place, const char *role, const char 
                  "no process reports the role %s, for which %s", role, waits);
 }
 
-static void check_group(struct doctor_place *place, const char *role, const char *group)
-{
-    struct db_result *rows = doctor_query(place, &unread_sql, DB_PARAMS(db_cstr(group)));
-    int64_t count = rows ? db_result_i64(rows, 0, 0) : 0;
-    if (count)
-        found_role(
-            place, role,
-            arena_printf(&place->arena, "%lld message%s", (long long)count, count == 1 ? " waits" : "s wait")
-                .ptr);
-    db_result_free(rows);
-}
-
 static void check_table_role(struct doctor_place *place, const struct outbox_table *table)
 {
     enum { EVENTS_MAX = 1000 };
@@ -113,9 +101,17 @@ static void check_table_role(struct doctor_place *place, const struct outbox_tab
 void doctor_check_roles(struct doctor_place *place)
 {
     struct db_result *roles = doctor_query(place, &roles_sql, DB_NO_PARAMS);
-    for (size_t i = 0; roles && i < sizeof groups / sizeof *groups; i++)
-        if (groups[i].is_of_refdata == (place->site->module != NULL) && !is_run(roles, groups[i].role))
-            check_group(place, groups[i].role, groups[i].group);
+    for (size_t i = 0; roles && i < sizeof groups / sizeof *groups; i++) {
+        if (groups[i].is_of_refdata != (place->site->module != NULL) || is_run(roles, groups[i].role))
+            continue;
+        struct db_result *rows = doctor_query(place, &unread_sql, DB_PARAMS(db_cstr(groups[i].group)));
+        long long count = rows ? db_result_i64(rows, 0, 0) : 0;
+        if (count)
+            found_role(
+                place, groups[i].role,
+                arena_printf(&place->arena, "%lld message%s", count, count == 1 ? " waits" : "s wait").ptr);
+        db_result_free(rows);
+    }
     for (const struct module *const *at = app_modules; roles && *at; at++)
         for (const struct outbox_table *const *table = (*at)->outboxes; table && *table; table++)
             if (app_site_keeps(place->site, *at) && !is_run(roles, outbox_role(*table)))

@@ -56,7 +56,7 @@ int app_ping(int argc, char **argv)
         return EXIT_UNKNOWN;
     struct arena arena = ARENA(512);
     struct fetch_tls tls = client_tls(&given);
-    tls.is_unverified = true; /* it asks for a fact that is no secret, of a process on this machine */
+    tls.is_unverified = true; /* the answer is not a secret, and a process on this machine gives it */
     const char *base = kernel_http_url(config, kernel_http_address(config), STR_NONE, &arena).ptr;
     int exit_status = ping(arena_printf(&arena, "%s/actuator/health/liveness", base).ptr, &tls, timeout_ms);
     arena_deinit(&arena);

@@ -48,8 +48,8 @@ struct plan_figures {
     char origin[512]; /* the benches that they are of, with their dates */
 };
 
-/* Takes from the text of a bench file whatever figures it has, over those that are there. CONFIG: it is no bench file, lacks a figure
- * that its bench has, or a figure is not a number above 0. */
+/* Reads the figures that the text of a bench file has; the others stay. CONFIG: it is not a bench file, a figure of its bench is missing, or
+ * a figure is not a number above 0. */
 enum status plan_figures_read(struct plan_figures *figures, struct str text, struct error *error) MUST_CHECK;
 /* The figures that are built in: deploy/plan.json. */
 void plan_figures_init(struct plan_figures *figures);

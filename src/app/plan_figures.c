@@ -92,7 +92,7 @@ static enum status take_figures(struct plan_figures *figures, const struct json_
     return STATUS_OK;
 }
 
-/* The file of one bench: all the figures that come of it. */
+/* The file of one bench: it has all figures of that bench. */
 static enum status take_bench(struct plan_figures *figures, const struct json_value *document,
                               struct str bench, struct error *error)
 {

@@ -1,4 +1,4 @@
-/* What is open to everyone, on every process: the rows of its routes, the metrics, and the description of the routes.
+/* The routes that every process serves without a token: health, metrics, and the description of all routes.
  *
  * GET /actuator/prometheus needs no token, so it has a thread of its own and one rendering at a time.
  *
@@ -131,25 +131,21 @@ static struct scrape_waiter *take_waiters(struct kernel_scrape *scrape, bool is_
     return waiters;
 }
 
-static bool one_takes_gzip(const struct scrape_waiter *waiters)
-{
-    while (waiters && !waiters->takes_gzip)
-        waiters = waiters->next;
-    return waiters;
-}
-
 static int64_t scrape_step(struct task *task, void *context)
 {
     struct buf health = {0};
     struct scrape_waiter *waiters = take_waiters(context, false, &health);
     struct scrape_text *text = memory_zalloc(sizeof *text);
+    bool one_takes_gzip = false;
+    for (const struct scrape_waiter *at = waiters; at; at = at->next)
+        one_takes_gzip |= at->takes_gzip;
     atomic_init(&text->refs, 1);
     FAILPOINT("actuator.before_print");
     budget_metrics_update();
     kernel_process_metrics_update(buf_str(&health));
     buf_deinit(&health);
     metrics_print(&text->bytes);
-    if (one_takes_gzip(waiters) && !http_gzip_put(&text->gzip, buf_str(&text->bytes)))
+    if (one_takes_gzip && !http_gzip_put(&text->gzip, buf_str(&text->bytes)))
         buf_clear(&text->gzip);
     deliver(waiters, text);
     unref_text(text);

@@ -16,7 +16,7 @@ struct kernel_audit {
 /* In start(). The row is static. Looks at all events once, then every minute at those that were published lately. */
 void kernel_audit_add(struct kernel *kernel, const struct kernel_audit *audit, int64_t keep_ms);
 
-/* On a worker, when the bus has told a reader of a gap: the events that were published after the last message before `offset` and are not
+/* On a worker, when the bus has reported a gap to a reader: the events that were published after the last message before `offset` and are not
  * on the bus are published again. On NATS the bus recognises those that it has. */
 void kernel_audit_gap(struct kernel *kernel, const struct outbox_table *table, const char *topic,
                       unsigned partition, int64_t offset);

@@ -68,7 +68,7 @@ void config_show_text(struct buf *out, struct str text, bool is_secret)
     }
 }
 
-/* A password may hold spaces and quotes: what is between :// and the last @ before the next :// is hidden. */
+/* A password may hold spaces and quotes: all text between :// and the last @ before the next :// is hidden. */
 void config_show_message(struct buf *out, struct str text)
 {
     for (const char *scheme; (scheme = find_in(text, "://"));) {

@@ -148,7 +148,7 @@ static size_t drop_without_content(struct dead_change *change, struct dead_item 
     return kept;
 }
 
-/* Letters that do not fit, or cannot be requeued, do not hide those behind them: it goes on until some are found, or half of the time is
+/* Letters that do not fit, or cannot be requeued, do not hide those after them: it goes on until some are found, or half of the time is
  * over. A dry run counts on. */
 static enum status choose_by_filter(struct dead_change *change, struct arena *scanned,
                                     struct dead_item **items, size_t *count, struct error *error)
@@ -184,20 +184,6 @@ static enum status choose_by_filter(struct dead_change *change, struct arena *sc
     return status;
 }
 
-static enum status choose(struct dead_change *change, struct arena *scanned, struct dead_item **items,
-                          size_t *count, struct error *error)
-{
-    change->filter.state = DEAD_OPEN;
-    if (!change->ids)
-        return choose_by_filter(change, scanned, items, count, error);
-    enum status status = kernel_dead_get(&change->place, &change->filter, change->ids, change->id_count, 0,
-                                         change->arena, items, count, error);
-    change->matched = (int64_t)*count;
-    if (status == STATUS_OK && change->requeues)
-        *count = drop_without_content(change, *items, *count);
-    return status;
-}
-
 static enum status expire(const struct dead_change *change, struct error *error)
 {
     const struct dead_place *place = &change->place;
@@ -230,7 +216,17 @@ enum status kernel_dead_change(struct dead_change *change, struct error *error)
     struct arena scanned = ARENA(65536);
     struct dead_item *items = NULL;
     size_t count = 0, decided = 0;
-    enum status status = choose(change, &scanned, &items, &count, error);
+    enum status status;
+    change->filter.state = DEAD_OPEN;
+    if (!change->ids) {
+        status = choose_by_filter(change, &scanned, &items, &count, error);
+    } else {
+        status = kernel_dead_get(&change->place, &change->filter, change->ids, change->id_count, 0,
+                                 change->arena, &items, &count, error);
+        change->matched = (int64_t)count;
+        if (status == STATUS_OK && change->requeues)
+            count = drop_without_content(change, items, count);
+    }
     if (status == STATUS_OK && !change->is_dry_run && change->requeues) {
         status = requeue(change, items, count, error);
     } else if (status == STATUS_OK && !change->is_dry_run) {

@@ -41,8 +41,8 @@ struct dead_place {
     int64_t deadline_ns;
 };
 
-/* One place after the other, of an engine: the topics of PostgreSQL that a database has dead letters of, or could have; of the others those of
- * the configuration, without a connection where there is none. */
+/* Visits the dead letters on one engine, topic by topic: on PostgreSQL the topics that this database has dead letters of, or could have;
+ * on another engine those of the configuration, which is connected to only where there are any. */
 struct dead_source;
 struct dead_walk {
     const struct config *config;

@@ -163,16 +163,6 @@ static struct lane *next_lane(const struct merge *merge)
     return best;
 }
 
-static void take_next(struct merge *merge, struct lane *lane)
-{
-    struct dead_scan *scan = merge->scan;
-    bool is_up = scan->is_oldest_first;
-    const struct dead_item *item = &lane->ahead[is_up ? lane->begin++ : --lane->end];
-    lane->shown = item->letter->offset + (is_up ? 1 : 0);
-    if (dead_item_fits(scan->place.topic, &scan->filter, item))
-        scan->items[scan->count++] = *item;
-}
-
 /* ---- a page ---- */
 
 /* $1 engine, $2 topic. */
@@ -255,6 +245,7 @@ static void close_lanes(struct merge *merge)
 enum status kernel_dead_scan(struct dead_scan *scan, struct error *error)
 {
     struct merge merge = {.scan = scan};
+    bool is_up = scan->is_oldest_first;
     scan->items = arena_alloc(scan->arena, (scan->limit + 1) * sizeof *scan->items);
     scan->count = 0;
     enum status status = open_lanes(&merge, error);
@@ -271,7 +262,10 @@ enum status kernel_dead_scan(struct dead_scan *scan, struct error *error)
         struct lane *lane = next_lane(&merge);
         if (!lane)
             break;
-        take_next(&merge, lane);
+        const struct dead_item *item = &lane->ahead[is_up ? lane->begin++ : --lane->end];
+        lane->shown = item->letter->offset + (is_up ? 1 : 0);
+        if (dead_item_fits(scan->place.topic, &scan->filter, item))
+            scan->items[scan->count++] = *item;
     }
     if (status == STATUS_OK)
         close_lanes(&merge);

@@ -24,7 +24,7 @@ struct topic_list {
     size_t count;
 };
 
-/* What is known of a topic first holds; a group is added. */
+/* The first row of a topic stays; the others only add its group. */
 static void add_topic(const struct kernel_dead_topic *topic, void *arg)
 {
     struct topic_list *list = arg;
@@ -59,15 +59,6 @@ void kernel_dead_topics(const struct config *config, const struct module *const 
 
 /* ---- sources ---- */
 
-static const struct kernel_dead_table *find_table(const struct module *const *modules, struct str name)
-{
-    for (; *modules; modules++)
-        for (const struct kernel_dead_table *at = (*modules)->dead_tables; at && at->name; at++)
-            if (str_eq(name, str_from(at->name)))
-                return at;
-    return NULL;
-}
-
 /* On the engine that the configuration has the topic on. */
 static bool find_topic(const struct config *config, const struct module *const *modules, struct str name,
                        struct arena *arena, struct dead_source *source)
@@ -97,9 +88,11 @@ bool kernel_dead_source(const struct config *config, const struct module *const 
                         struct arena *arena, struct dead_source *source)
 {
     *source = (struct dead_source){.kind = DEAD_OF_TABLE, .name = arena_str(arena, name).ptr};
-    source->table = find_table(modules, name);
-    if (source->table)
-        return true;
+    for (const struct module *const *module = modules; *module; module++)
+        for (source->table = (*module)->dead_tables; source->table && source->table->name; source->table++)
+            if (str_eq(name, str_from(source->table->name)))
+                return true;
+    source->table = NULL;
     source->outbox = kernel_outbox_find(modules, name, &source->module);
     if (source->outbox) {
         source->kind = DEAD_OF_OUTBOX;

@@ -50,24 +50,11 @@ struct kernel_pod_writer {
 
 /* ---- who this process is ---- */
 
-/* A name of one's own among all that run at once: what a restarted container shares with the one before it is not enough. */
-static void name_pod(struct kernel_pods *pods, struct str configured)
-{
-    char host[HOST_BYTES];
-    str_copy(host, sizeof host, str_from(pods->host));
-    for (char *c = host; *c; c++)
-        if (!str_is_name(str_of(c, 1)))
-            *c = '-';
-    if (configured.len)
-        str_copy(pods->pod_id, sizeof pods->pod_id, configured);
-    else
-        snprintf(pods->pod_id, sizeof pods->pod_id, "%s-%08x", host, (unsigned)random_u64());
-}
-
 struct kernel_pods *kernel_pods_create(struct kernel *kernel)
 {
     struct kernel_pods *pods = memory_zalloc(sizeof *pods);
     struct str configured = STR_NONE;
+    char host[HOST_BYTES];
     pthread_mutex_init(&pods->lock, NULL);
     pods->started_us = clock_unix_us();
     for (const struct module *const *at = kernel->options.modules; *at; at++) {
@@ -78,7 +65,15 @@ struct kernel_pods *kernel_pods_create(struct kernel *kernel)
                 db_array_put(&pods->roles, str_from(*role));
     }
     kernel_host_name(pods->host, sizeof pods->host);
-    name_pod(pods, configured);
+    str_copy(host, sizeof host, str_from(pods->host));
+    for (char *c = host; *c; c++)
+        if (!str_is_name(str_of(c, 1)))
+            *c = '-';
+    /* A name of its own among all that run at once: a restarted container shares its host with the one before it. */
+    if (configured.len)
+        str_copy(pods->pod_id, sizeof pods->pod_id, configured);
+    else
+        snprintf(pods->pod_id, sizeof pods->pod_id, "%s-%08x", host, (unsigned)random_u64());
     return pods;
 }
 
@@ -164,16 +159,6 @@ static void put_lag(void *arg, const struct str *labels, double value)
     buf_put_char(walk->out, '}');
 }
 
-/* Of engines; what PostgreSQL carries stands in its tables. */
-static void put_lags(const struct kernel_site *site, struct buf *out)
-{
-    json_put_open(out, "lag", '[');
-    for (size_t i = 0; i < site->bus_count; i++)
-        if (strcmp(bus_engine(site->buses[i]), "postgres") != 0)
-            metrics_each("bus_lag", put_lag, &(struct lag_walk){out, site->buses[i]});
-    buf_put_char(out, ']');
-}
-
 static void put_process(struct kernel *kernel, struct buf *out)
 {
     const struct kernel_pods *pods = kernel->pods;
@@ -256,7 +241,11 @@ static void gather_report(void *context)
     put_process(kernel, out);
     json_put_key(out, STR("health"));
     writer->is_ready = kernel_health_report(kernel, out);
-    put_lags(writer->site, out);
+    json_put_open(out, "lag", '['); /* of engines; what PostgreSQL carries stands in its tables */
+    for (size_t i = 0; i < writer->site->bus_count; i++)
+        if (strcmp(bus_engine(writer->site->buses[i]), "postgres") != 0)
+            metrics_each("bus_lag", put_lag, &(struct lag_walk){out, writer->site->buses[i]});
+    buf_put_char(out, ']');
     put_modules(kernel, out);
     buf_put_char(out, '}');
 }

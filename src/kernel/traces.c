@@ -128,15 +128,6 @@ static const char *const results[] = {
     [EXPORT_OK] = "ok", [EXPORT_RETRIED] = "retried", [EXPORT_FAILED] = "failed"};
 static struct metric_series *exports[EXPORT_RESULTS];
 
-/* They are 0, not missing, where there is no collector. */
-static void register_metrics(void)
-{
-    span_metrics_register();
-    metrics_register(&exports_family);
-    for (size_t i = 0; i < EXPORT_RESULTS; i++)
-        exports[i] = metric_series_get(&exports_family, (struct str[]){str_from(results[i])});
-}
-
 static void put_span(void *context, const struct span *span)
 {
     otlp_put_span(context, span);
@@ -288,7 +279,10 @@ static void name_resource(struct kernel_traces *traces)
 struct kernel_traces *kernel_traces_start(struct kernel *kernel)
 {
     const struct kernel_traces_settings *settings = kernel_section(kernel, "traces");
-    register_metrics();
+    span_metrics_register();
+    metrics_register(&exports_family);
+    for (size_t i = 0; i < EXPORT_RESULTS; i++) /* 0, not missing, without a collector */
+        exports[i] = metric_series_get(&exports_family, (struct str[]){str_from(results[i])});
     if (!settings->endpoint.len)
         return NULL;
     struct kernel_traces *traces = memory_zalloc(sizeof *traces);

@@ -130,21 +130,6 @@ enum status ops_filter_read(const struct ops_view *view, const struct json_value
 
 /* ---- the transaction ---- */
 
-static enum status write_audit(const struct ops_change *change, struct db_conn *conn, int64_t deadline_ns,
-                               struct error *error)
-{
-    const struct ops_audit audit = {.tenant = change->tenant,
-                                    .who = change->who,
-                                    .action = str_from(change->action),
-                                    .target = change->target,
-                                    .ids = change->has_ids ? change->ids.raw : STR_NONE,
-                                    .filter = change->has_filter ? change->filter.raw : STR_NONE,
-                                    .matched = change->matched,
-                                    .changed = change->changed,
-                                    .reason = change->reason};
-    return kernel_ops_audit_write(conn, &audit, deadline_ns, error);
-}
-
 static enum status run_change(struct ops_ask *ask, struct db_conn *conn, struct error *error)
 {
     struct ops_change *change = ask->context;
@@ -153,7 +138,18 @@ static enum status run_change(struct ops_ask *ask, struct db_conn *conn, struct 
     if (status == STATUS_OK)
         status = change->run(change, conn, deadline_ns, error);
     if (status == STATUS_OK && !change->is_dry_run)
-        status = write_audit(change, conn, deadline_ns, error);
+        status = kernel_ops_audit_write(
+            conn,
+            &(struct ops_audit){.tenant = change->tenant,
+                                .who = change->who,
+                                .action = str_from(change->action),
+                                .target = change->target,
+                                .ids = change->has_ids ? change->ids.raw : STR_NONE,
+                                .filter = change->has_filter ? change->filter.raw : STR_NONE,
+                                .matched = change->matched,
+                                .changed = change->changed,
+                                .reason = change->reason},
+            deadline_ns, error);
     if (status == STATUS_OK && !change->is_dry_run)
         status = db_commit(conn, deadline_ns, error);
     else

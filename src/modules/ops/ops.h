@@ -61,8 +61,8 @@ struct ops_ask {
     struct error error;
     struct ops_latch *latch; /* inside */
 };
-/* Which databases a view, or whatever lives there, is in: into `asks`, which has room for all sites. `only` (ptr NULL = all): NOT_FOUND
- * where there is none of that name. */
+/* The databases of a place, into `asks`, which has room for all sites. `only` (ptr NULL = all): BAD_REQUEST where there is none of that
+ * name. */
 enum status ops_asks_init(const struct ops_sites *sites, enum ops_place place, struct str only,
                           struct ops_ask *asks, size_t *count, struct error *error) MUST_CHECK;
 /* On a worker of `workers`: asks all at once; returns when each has answered or its time is over. */

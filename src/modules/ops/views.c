@@ -1,4 +1,4 @@
-/* What is listed of no module's own tables: processes, the audit, lag, streams and stored answers of all modules. */
+/* Lists that belong to no single module: processes, the audit, lag, streams and stored answers of all modules. */
 #include "modules/ops/ops.h"
 
 #define IS_UP "p.stopped_at is null and p.seen_at > clock_timestamp() - interval '15 s'"
