@@ -93,7 +93,6 @@ int64_t stream_topic_position(const struct stream_topic *topic); /* the newest *
 void stream_topic_publish(struct stream_topic *topic, struct stream_segment *segment);
 bool stream_topic_reaches(const struct stream_topic *topic, int64_t after); /* is everything after it kept? */
 size_t stream_topic_count(const struct stream_topic *topic);                /* of subscribers */
-size_t stream_topic_bytes(const struct stream_topic *topic);                /* that are kept */
 /* Subscribers get what was published, then their streams end. The topic is no longer the caller's. */
 void stream_topic_close(struct stream_topic *topic);
 

@@ -89,17 +89,12 @@ int64_t stream_topic_position(const struct stream_topic *topic)
     return topic->newest->to;
 }
 
-size_t stream_topic_bytes(const struct stream_topic *topic)
-{
-    return topic->kept_bytes;
-}
-
 void stream_report_add(struct stream_report *report, const struct stream_topic *topic)
 {
     if (!topic)
         return;
     report->readers += stream_topic_count(topic);
-    report->bytes += stream_topic_bytes(topic);
+    report->bytes += topic->kept_bytes;
     report->position = stream_topic_position(topic);
 }
 
