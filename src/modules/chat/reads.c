@@ -81,10 +81,8 @@ void chat_get_messages(struct http_request *request)
         struct buf body = {0};
         buf_put_str(&body, STR("{\"messages\":"));
         put_rows(&body, rows, MESSAGE, count);
-        if (has_more)
-            json_put_member_str(&body, "next_cursor", db_result_str(rows, count - 1, SEQUENCE));
-        else
-            json_put_member_raw(&body, "next_cursor", STR("null"));
+        json_put_member_str_or_null(&body, "next_cursor",
+                                    has_more ? db_result_str(rows, count - 1, SEQUENCE) : STR_NONE);
         buf_put_char(&body, '}');
         send_body(request, &body);
     } else {

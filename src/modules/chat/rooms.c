@@ -451,8 +451,7 @@ void chat_rooms_report(const struct chat_rooms *rooms, struct buf *out)
     size_t begin = buf_len(out);
     double open = 0;
     metrics_each(chat_streams_family.name, add_streams, &open);
-    json_put_key(out, STR("streams"));
-    buf_put_char(out, '[');
+    json_put_open(out, "streams", '[');
     MAP_EACH(node, &rooms->map) {
         const struct chat_room *room = CONTAINER_OF(node, struct chat_room, node);
         struct stream_report report = {.kind = STR("chat"),

@@ -80,7 +80,7 @@ static void put_dead(const struct notification *notification, const struct bus_m
     const char *stream = kernel_events_stream(notification->kernel, NOTIFICATION_TOPIC);
     bool is_terminated = str_starts_with(reason, STR(NOTIFICATION_INVALID_EVENT)) ||
                          str_starts_with(reason, STR("terminated"));
-    buf_put_char(json, '{');
+    json_put_open(json, NULL, '{');
     json_put_member_str(json, "stream", stream ? str_from(stream) : STR(NOTIFICATION_TOPIC));
     json_put_member_str(json, "topic", STR(NOTIFICATION_TOPIC));
     json_put_member_i64(json, "partition",
@@ -95,8 +95,7 @@ static void put_dead(const struct notification *notification, const struct bus_m
     put_if_there(json, "tenant_id", dead, OUTBOX_HEADER_TENANT);
     put_if_there(json, "event_id", dead, BUS_HEADER_EVENT_ID);
     put_if_there(json, "event_type", dead, OUTBOX_HEADER_EVENT_TYPE);
-    json_put_key(json, STR("headers"));
-    buf_put_char(json, '{');
+    json_put_open(json, "headers", '{');
     for (unsigned i = 0; i < dead->header_count; i++) {
         const struct bus_header *header = &dead->headers[i];
         if (str_starts_with(header->name, STR(DEAD_PREFIX)))
@@ -117,8 +116,6 @@ static void handle_dead(void *context, struct bus_batch *batch)
     db_bytes_array_begin(&payloads, batch->count);
     for (size_t i = 0; i < batch->count; i++) {
         const struct bus_message *dead = &batch->messages[i];
-        if (i)
-            buf_put_char(&json, ',');
         put_dead(context, dead, &json);
         db_bytes_array_put(&keys, dead->key);
         db_bytes_array_put(&payloads, dead->payload.ptr ? dead->payload : STR(""));
