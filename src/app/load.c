@@ -178,8 +178,7 @@ static bool take_chunk(struct sender *sender, struct chunk *chunk, char event_id
     json_put_member_i64(json, "chunksTotal", (int64_t)plan->chunk_count);
     if (plan->revision != INT64_MIN)
         json_put_member_i64(json, "sourceRevision", plan->revision);
-    json_put_key(json, STR("items"));
-    buf_put_char(json, '[');
+    json_put_open(json, "items", '[');
     buf_put_str(json, chunk->items);
     buf_put_str(json, STR("]}"));
     return true;

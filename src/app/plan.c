@@ -216,8 +216,7 @@ static void print_json(const struct plan_figures *figures, const struct plan_tar
     buf_printf(&out, "},\"roles\":{");
     for (int i = 0; i < PLAN_ROLES; i++) {
         const struct plan_role *role = &plan->roles[i];
-        json_put_key(&out, str_from(role->name));
-        buf_put_char(&out, '{');
+        json_put_open(&out, role->name, '{');
         json_put_member_i64(&out, "pods", role->pods);
         json_put_member_i64(&out, "cores", role->pod_cores);
         json_put_member_i64(&out, "memory_bytes", role->pod_memory_bytes);

@@ -164,10 +164,7 @@ static void put_setting(struct show *show, const struct setting_row *row, const 
         buf_put_str(out, STR("null"));
     json_put_member_bool(out, "is_default", !node);
     json_put_key(out, STR("line"));
-    if (node)
-        json_put_i64(out, config_place_of(node).line);
-    else
-        buf_put_str(out, STR("null"));
+    buf_printf(out, node ? "%u" : "null", node ? config_place_of(node).line : 0);
     json_put_member_bool(out, "reloadable", is_reloadable);
     buf_put_char(out, '}');
 }

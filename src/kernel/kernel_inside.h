@@ -207,7 +207,6 @@ uint64_t kernel_cgroup_processors(const char *root); /* its quota of processor t
 unsigned kernel_processors(void); /* that this process may use: by its affinity and its quota; at least 1 */
 
 /* ---- memory.c ---- */
-uint64_t kernel_memory_available(void); /* to this process: the machine's, or its cgroup's if that is less */
 enum status kernel_memory_check(const struct config *config, struct error *error) MUST_CHECK;
 void kernel_memory_prepare(void); /* before threads are created */
 /* At the end of the start, before the loops run: what the process has taken until now is its own. */

@@ -25,7 +25,8 @@ enum {
 
 /* ---- how much there is ---- */
 
-uint64_t kernel_memory_available(void)
+/* To this process: the machine's, or its cgroup's if that is less. */
+static uint64_t memory_available(void)
 {
     long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
     uint64_t available = pages > 0 && page_bytes > 0 ? (uint64_t)pages * (uint64_t)page_bytes : 1024 * MIB;
@@ -114,7 +115,7 @@ struct kernel_memory *kernel_memory_create(struct kernel *kernel)
     uint64_t bytes = (uint64_t)limits->memory_bytes, own = resident_bytes() + OWN_BYTES_LATER;
     struct kernel_memory *memory = memory_zalloc(sizeof *memory);
     if (!bytes)
-        bytes = kernel_memory_available() / DEFAULT_PART;
+        bytes = memory_available() / DEFAULT_PART;
     if (bytes < least_limit(kernel->config))
         bytes = least_limit(kernel->config);
     budget_metrics_register();
