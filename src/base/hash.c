@@ -23,11 +23,24 @@ static void draw_seed(void)
     atomic_store_explicit(&has_seed, true, memory_order_release);
 }
 
-uint64_t hash_seeded(struct str s)
+static inline uint64_t seed(void)
 {
     if (!atomic_load_explicit(&has_seed, memory_order_acquire))
         pthread_once(&seed_once, draw_seed);
-    return XXH3_64bits_withSeed(s.ptr, s.len, process_seed);
+    return process_seed;
+}
+
+uint64_t hash_seeded(struct str s)
+{
+    return XXH3_64bits_withSeed(s.ptr, s.len, seed());
+}
+
+void hash_seeded_each(const struct str *texts, size_t count, uint64_t *hashes)
+{
+    const uint64_t drawn = seed();
+
+    for (size_t i = 0; i < count; i++)
+        hashes[i] = XXH3_64bits_withSeed(texts[i].ptr, texts[i].len, drawn);
 }
 
 uint64_t hash_content(struct str s)

@@ -11,7 +11,8 @@ struct hash128 {
     uint64_t low, high;
 };
 
-uint64_t hash_seeded(struct str s);  /* XXH3-64 with the process's seed: never leaves the process */
+uint64_t hash_seeded(struct str s); /* XXH3-64 with the process's seed: never leaves the process */
+void hash_seeded_each(const struct str *texts, size_t count, uint64_t *hashes);
 uint64_t hash_content(struct str s); /* XXH3-64 without a seed: the same on every pod */
 
 /* XXH3-128 over (key, payload), framed by the key's length so that ("a","bc") and ("ab","c") differ. */

@@ -2,6 +2,9 @@
 #include "base/str.h"
 
 #include <stdlib.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include "base/memory.h"
 
@@ -97,6 +100,37 @@ bool str_split(struct str *rest, char separator, struct str *part)
     *part = str_of(rest->ptr, len);
     *rest = str_skip(*rest, len + 1);
     return true;
+}
+
+/* Long lists of short parts: a look at sixteen bytes costs less than a search for each part. */
+size_t str_split_all(struct str text, char separator, struct str *parts, size_t max)
+{
+    size_t count = 0, begin = 0, at = 0;
+
+#ifdef __SSE2__
+    for (; text.len - at >= 16; at += 16) {
+        __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)(text.ptr + at));
+        unsigned found = (unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8(separator)));
+        for (; found != 0; found &= found - 1) {
+            size_t end = at + (unsigned)__builtin_ctz(found);
+            if (count < max)
+                parts[count] = str_of(text.ptr + begin, end - begin);
+            count++;
+            begin = end + 1;
+        }
+    }
+#endif
+    for (; at < text.len; at++) {
+        if (text.ptr[at] != separator)
+            continue;
+        if (count < max)
+            parts[count] = str_of(text.ptr + begin, at - begin);
+        count++;
+        begin = at + 1;
+    }
+    if (count < max)
+        parts[count] = text.len > 0 ? str_skip(text, begin) : text;
+    return count + 1;
 }
 
 bool str_to_u64(struct str s, uint64_t *value)

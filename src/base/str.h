@@ -49,13 +49,15 @@ static inline char *str_put(char *at, struct str s)
 #define STR_U64_BYTES 20
 static inline char *str_put_u64(char *at, uint64_t number) /* decimal, at most STR_U64_BYTES */
 {
-    char digits[STR_U64_BYTES];
-    size_t first = sizeof digits;
+    char *end = at + 1;
 
+    for (uint64_t rest = number; rest >= 10; rest /= 10)
+        end++;
+    at = end;
     do
-        digits[--first] = (char)('0' + number % 10);
+        *--at = (char)('0' + number % 10);
     while (number /= 10);
-    return str_put(at, (struct str){digits + first, sizeof digits - first});
+    return end;
 }
 
 /* A NUL-terminated copy at *at, which moves past it: for texts of one allocation, len + 1 bytes each. */
@@ -87,6 +89,8 @@ char *str_dup(struct str s);                      /* heap, NUL-terminated; never
 
 /* Takes the part before `separator` off *rest (all of it when there is none). False once *rest is spent. */
 bool str_split(struct str *rest, char separator, struct str *part);
+/* All parts at once: how many there are, of which the first `max` are in `parts`. An empty text is one empty part. */
+size_t str_split_all(struct str text, char separator, struct str *parts, size_t max);
 
 /* Whole-string decimal numbers; false on anything else (sign, space, overflow, empty). */
 bool str_to_u64(struct str s, uint64_t *value);

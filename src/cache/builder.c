@@ -321,6 +321,8 @@ struct cache_snapshot *cache_builder_finish(struct cache_builder *builder, int64
     if (builder->base)
         cache_sweep(next, &builder->build, builder->changes);
     next->info.version = version;
+    next->info.version_text_len =
+        (uint32_t)(str_put_u64(next->info.version_text, (uint64_t)version) - next->info.version_text);
     next->info.memory_bytes = cache_snapshot_memory(next);
     next->info.loaded_at_us = clock_unix_us();
     return end_build(builder);

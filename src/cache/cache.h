@@ -51,6 +51,8 @@ const struct cache_record *cache_cursor_next(struct cache_cursor *cursor); /* NU
 
 struct cache_info {
     int64_t version;
+    char version_text[STR_U64_BYTES]; /* the same in decimal, which every answer has, … */
+    uint32_t version_text_len;        /* … and how many of these bytes it is */
     struct uuid event; /* which event made the version; zeroes unless cache_snapshot_mark() was called */
     uint64_t item_count;
     uint64_t body_bytes;     /* sum of all bodies' lengths */

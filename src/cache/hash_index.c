@@ -232,6 +232,8 @@ static inline const struct cache_record *find_in_page(uint64_t entry, uint64_t h
         const uint64_t *slots = page_bucket(entry_slots(entry), at);
         for (unsigned matches = bucket_matches(slots, fingerprint); matches; matches &= matches - 1) {
             const struct cache_record *record = slot_record(slots[__builtin_ctz(matches)]);
+            __builtin_prefetch((const char *)record + HASH_LINE_BYTES); /* of the body, which is sent next */
+            __builtin_prefetch((const char *)record + 2 * HASH_LINE_BYTES);
             if (record && record_has_key(record, key))
                 return record;
         }
@@ -249,20 +251,17 @@ const struct cache_record *cache_hash_find(const struct hash_index *index, uint6
 }
 
 /* One step for all keys of a batch, then the next step: each step's misses wait for memory together. The first record of
- * its bucket that could be the one nearly always is. */
+ * its bucket that could be the one nearly always is. The directory is small: its misses are few. */
 static void find_batch(const struct hash_index *index, const struct str *keys, size_t count,
                        const struct cache_record **out)
 {
     _Alignas(HASH_LINE_BYTES) static const uint64_t none[HASH_BUCKET_SLOTS];
-    uint64_t hashes[FIND_BATCH], entries[FIND_BATCH];
+    uint64_t hashes[FIND_BATCH];
     const uint64_t *buckets[FIND_BATCH];
 
+    hash_seeded_each(keys, count, hashes);
     for (size_t i = 0; i < count; i++) {
-        hashes[i] = hash_seeded(keys[i]);
-        __builtin_prefetch(entry_of(index, entry_at(index, hashes[i])));
-    }
-    for (size_t i = 0; i < count; i++) {
-        uint64_t entry = entries[i] = *entry_of(index, entry_at(index, hashes[i]));
+        uint64_t entry = *entry_of(index, entry_at(index, hashes[i]));
         buckets[i] = entry ? page_bucket(entry_slots(entry),
                                          bucket_of(hash_fingerprint(hashes[i]), entry_buckets(entry)))
                            : none;
@@ -273,10 +272,11 @@ static void find_batch(const struct hash_index *index, const struct str *keys, s
         out[i] = matches ? slot_record(buckets[i][__builtin_ctz(matches)]) : NULL;
         __builtin_prefetch(out[i]);
         __builtin_prefetch((const char *)out[i] + HASH_LINE_BYTES); /* the answer is copied from here next */
+        __builtin_prefetch((const char *)out[i] + 2 * HASH_LINE_BYTES);
     }
     for (size_t i = 0; i < count; i++)
-        if (entries[i] && !(out[i] && record_has_key(out[i], keys[i])))
-            out[i] = find_in_page(entries[i], hashes[i], keys[i]);
+        if (!out[i] || !record_has_key(out[i], keys[i]))
+            out[i] = cache_hash_find(index, hashes[i], keys[i]);
 }
 
 void cache_hash_find_many(const struct hash_index *index, const struct str *keys, size_t count,

@@ -89,6 +89,8 @@ enum {
 
 static inline const char *record_body(const struct cache_record *record)
 {
+    if (!(record->flags & (RECORD_LARGE | RECORD_ESCAPED))) /* nearly all */
+        return (const char *)(record + 1);
     size_t extra = (record->flags & RECORD_LARGE ? RECORD_EXTRA_LARGE : 0) +
                    (record->flags & RECORD_ESCAPED ? RECORD_EXTRA_ESCAPED : 0);
     return (const char *)(record + 1) + extra;

@@ -148,13 +148,10 @@ enum status http_request_query(const struct http_request *request, struct str na
 /* A number of that range; *value stays as it is where the parameter is missing. */
 enum status http_request_query_i64(const struct http_request *request, const char *name, int64_t min,
                                    int64_t max, int64_t *value, struct error *error) MUST_CHECK;
-/* The elements of the list `name`, one per call, until false: `name=a,b` and `name=a&name=b` are the same list. `raw` is not decoded,
- * since a comma inside an element is %2C. A list begins as {request->query, STR_NONE}. */
-struct http_query_list {
-    struct str query, value; /* what is left of the query, and of the current value */
-};
-bool http_request_query_next(const struct http_request *request, struct str name,
-                             struct http_query_list *list, struct str *raw);
+/* The elements of the list `name`: how many there are, of which the first `max` are in `raw`. `name=a,b` and `name=a&name=b` are the
+ * same list. They are not decoded, since a comma inside an element is %2C. */
+size_t http_request_query_list(const struct http_request *request, struct str name, struct str *raw,
+                               size_t max);
 /* Decodes %xx (and '+' when plus_is_space) of `raw` into the arena; same failures as http_request_param(). */
 enum status http_percent_decode(struct str raw, bool plus_is_space, struct arena *arena, const char *field,
                                 struct str *out, struct error *error) MUST_CHECK;

@@ -8,7 +8,7 @@
 struct str http_request_header(const struct http_request *request, struct str name)
 {
     for (size_t i = 0; i < request->header_count; i++)
-        if (str_eq_nocase(request->headers[i].name, name))
+        if (request->headers[i].name.len == name.len && str_eq_nocase(request->headers[i].name, name))
             return request->headers[i].value;
     return STR_NONE;
 }
@@ -151,19 +151,19 @@ enum status http_request_query(const struct http_request *request, struct str na
     return http_percent_decode(*value, true, request->arena, field, value, error);
 }
 
-bool http_request_query_next(const struct http_request *request, struct str name,
-                             struct http_query_list *list, struct str *raw)
+size_t http_request_query_list(const struct http_request *request, struct str name, struct str *raw,
+                               size_t max)
 {
-    struct str pair, pair_name;
+    struct str rest = request->query, pair, pair_name, value;
+    size_t count = 0;
 
-    while (!str_split(&list->value, ',', raw)) {
-        if (!str_split(&list->query, '&', &pair))
-            return false;
-        split_pair(pair, &pair_name, &list->value);
-        if (!name_is(request, pair_name, name))
-            list->value = STR_NONE;
+    while (str_split(&rest, '&', &pair)) {
+        split_pair(pair, &pair_name, &value);
+        if (name_is(request, pair_name, name))
+            count +=
+                str_split_all(value, ',', raw + (count < max ? count : max), count < max ? max - count : 0);
     }
-    return true;
+    return count;
 }
 
 enum status http_request_query_i64(const struct http_request *request, const char *name, int64_t min,

@@ -135,15 +135,13 @@ static enum status read_choice(const struct http_request *request, const char *n
 static enum status read_fields(const struct http_request *request, enum hydration_mode mode,
                                struct str *fields, unsigned *count, struct error *error)
 {
-    struct http_query_list list = {request->query, STR_NONE};
-    struct str raw;
+    size_t given = http_request_query_list(request, STR("fields"), fields, HYDRATION_FIELDS_MAX);
     enum status status = STATUS_OK;
-    while (status == STATUS_OK && http_request_query_next(request, STR("fields"), &list, &raw)) {
+    for (*count = 0; status == STATUS_OK && *count < given; ++*count) {
         if (*count == HYDRATION_FIELDS_MAX)
             return error_set_field(error, STATUS_BAD_REQUEST, "fields", "fields: at most %d",
                                    HYDRATION_FIELDS_MAX);
-        status = http_percent_decode(raw, true, request->arena, "fields", &fields[*count], error);
-        ++*count;
+        status = http_percent_decode(fields[*count], true, request->arena, "fields", &fields[*count], error);
     }
     if (status == STATUS_OK && (*count > 0) != (mode == HYDRATION_PARTIAL))
         return error_set_field(error, STATUS_BAD_REQUEST, "fields",

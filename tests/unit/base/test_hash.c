@@ -31,6 +31,11 @@ static void seeded_hash_is_steady_within_the_process(void **state)
     assert_true(hash_seeded(STR("key")) == hash_seeded(STR("key")));
     assert_true(hash_seeded(STR("key")) != hash_seeded(STR("kez")));
     assert_true(hash_seeded(STR("key")) != hash_content(STR("key")));
+    struct str texts[] = {STR("key"), STR(""), STR("a key of more than sixteen bytes")};
+    uint64_t hashes[3];
+    hash_seeded_each(texts, 3, hashes);
+    for (int i = 0; i < 3; i++)
+        assert_true(hashes[i] == hash_seeded(texts[i]));
 }
 
 static void item_hash_is_framed_by_the_keys_length(void **state)

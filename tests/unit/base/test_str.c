@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/str.h"
@@ -72,6 +73,45 @@ static void split_gives_every_part(void **state)
     assert_true(str_split(&rest, ',', &part));
     assert_int_equal(part.len, 0);
     assert_false(str_split(&rest, ',', &part));
+}
+
+/* All texts of two letters up to a length past two steps of sixteen bytes, at random. */
+static void split_all_gives_the_parts_of_split(void **state)
+{
+    (void)state;
+    char text[40];
+    uint32_t seed = 1;
+    enum { MAX = 6 };
+
+    for (int round = 0; round < 20000; round++) {
+        size_t len = (size_t)round % (sizeof text + 1), count = 0;
+        for (size_t i = 0; i < len; i++) {
+            seed = seed * 1664525u + 1013904223u;
+            text[i] = seed >> 24 < (round & 1 ? 128u : 20u) ? ',' : 'a';
+        }
+        char *exact = str_dup(str_of(text, len)); /* so that a sanitizer sees what is read past the end */
+        struct str rest = str_of(exact, len), part, parts[MAX + 1] = {[MAX] = STR("kept")};
+        size_t all = str_split_all(rest, ',', parts, MAX);
+        for (; str_split(&rest, ',', &part); count++)
+            assert_true(count >= MAX || (part.ptr == parts[count].ptr && part.len == parts[count].len));
+        assert_int_equal(count, all);
+        assert_true(str_eq(parts[MAX], STR("kept")));
+        free(exact);
+    }
+}
+
+static void numbers_are_written_in_decimal(void **state)
+{
+    (void)state;
+    static const uint64_t numbers[] = {
+        0, 9, 10, 99, 100, 12345, 9999999999999999999u, 10000000000000000000u, UINT64_MAX};
+
+    for (size_t i = 0; i < COUNT(numbers); i++) {
+        char text[STR_U64_BYTES + 1], expected[STR_U64_BYTES + 1];
+        *str_put_u64(text, numbers[i]) = '\0';
+        snprintf(expected, sizeof expected, "%llu", (unsigned long long)numbers[i]);
+        assert_string_equal(text, expected);
+    }
 }
 
 static void numbers_are_whole_strings(void **state)
@@ -246,6 +286,8 @@ int main(void)
         cmocka_unit_test(trim_takes_space_and_tab_only),
         cmocka_unit_test(dup_ends_in_nul),
         cmocka_unit_test(split_gives_every_part),
+        cmocka_unit_test(split_all_gives_the_parts_of_split),
+        cmocka_unit_test(numbers_are_written_in_decimal),
         cmocka_unit_test(numbers_are_whole_strings),
         cmocka_unit_test(utf8_is_strict),
         cmocka_unit_test(utf8_takes_exactly_the_scalar_values),

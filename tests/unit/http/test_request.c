@@ -7,7 +7,6 @@ static void answer_query(struct http_request *request)
     static const char *const names[] = {"a", "b", "keys", NULL};
     struct error error;
     bool found;
-    struct http_query_list list = {request->query, STR_NONE};
     struct str value, keys[8] = {{0}};
 
     if (http_request_query_only(request, names, &error) != STATUS_OK ||
@@ -16,7 +15,8 @@ static void answer_query(struct http_request *request)
         return;
     }
     struct str parts[] = {found ? STR("a=") : STR("none"), value, [2 ... 11] = STR(";")};
-    for (size_t i = 0; i < 4 && http_request_query_next(request, STR("keys"), &list, &keys[i]); i++)
+    size_t count = http_request_query_list(request, STR("keys"), keys, 4);
+    for (size_t i = 0; i < 4 && i < count; i++)
         parts[3 + 2 * i] = keys[i];
     http_send_parts(request, &(struct http_response){.status = 200}, parts, 12);
 }

@@ -56,23 +56,21 @@ struct asked {
 
 static enum status read_keys(struct http_request *request, struct asked *asked, struct error *error)
 {
-    struct http_query_list list = {request->query, STR_NONE};
     const struct str query = request->query;
     bool encoded = query.len > 0 && (memchr(query.ptr, '%', query.len) || memchr(query.ptr, '+', query.len));
-    struct str raw;
-    for (asked->count = 0; http_request_query_next(request, STR("keys"), &list, &raw); asked->count++) {
-        if (asked->count == KEYS_MAX)
-            return error_set_field(error, STATUS_BAD_REQUEST, "keys", "at most %d keys at once", KEYS_MAX);
-        struct str *key = &asked->keys[asked->count];
+    asked->count = http_request_query_list(request, STR("keys"), asked->keys, KEYS_MAX);
+    for (size_t i = 0; i < asked->count && i < KEYS_MAX; i++) {
+        struct str *key = &asked->keys[i];
         enum status status = STATUS_OK;
-        *key = raw;
         if (encoded)
-            status = http_percent_decode(raw, true, request->arena, "keys", key, error);
+            status = http_percent_decode(*key, true, request->arena, "keys", key, error);
         if (status == STATUS_OK)
             status = check_key(*key, "keys", error);
         if (status != STATUS_OK)
             return status;
     }
+    if (asked->count > KEYS_MAX)
+        return error_set_field(error, STATUS_BAD_REQUEST, "keys", "at most %d keys at once", KEYS_MAX);
     if (asked->count == 0)
         return error_set_field(error, STATUS_BAD_REQUEST, "keys", "keys is missing: ?keys=k1,k2");
     return STATUS_OK;
@@ -86,16 +84,24 @@ struct items {
     size_t bytes;
 };
 
-static void measure(struct items *items)
+/* `missing` keeps the keys that were not found. */
+static void measure(struct items *items, struct buf *missing)
 {
-    size_t bodies = 0;
-    items->bytes = items->head.len + items->tail.len;
-    for (size_t i = 0; i < items->asked->count; i++) {
-        const struct cache_record *record = items->asked->records[i];
-        items->bytes += record ? cache_record_body(record).len : 0;
-        bodies += record != NULL;
+    const struct asked *asked = items->asked;
+    for (size_t i = 0; i < asked->count; i++) {
+        if (asked->records[i]) {
+            items->bytes += cache_record_body(asked->records[i]).len + (items->bytes > 0); /* and a comma */
+        } else {
+            buf_put_str(missing, buf_len(missing) ? STR(",") : STR("],\"missing\":["));
+            json_put_string(missing, asked->keys[i]);
+        }
     }
-    items->bytes += bodies > 0 ? bodies - 1 : 0; /* commas */
+    items->tail = STR("],\"missing\":[]}");
+    if (buf_len(missing) > 0) {
+        buf_put_str(missing, STR("]}"));
+        items->tail = buf_str(missing);
+    }
+    items->bytes += items->head.len + items->tail.len;
 }
 
 static void write_items(const struct items *items, char *at)
@@ -149,20 +155,6 @@ static void stream_items(struct http_request *request, const struct http_respons
     refdata_reading_stream(request, response, &parts->pieces, items->bytes);
 }
 
-static struct str tail_of(const struct asked *asked, struct buf *text)
-{
-    for (size_t i = 0; i < asked->count; i++) {
-        if (asked->records[i])
-            continue;
-        buf_put_str(text, buf_len(text) ? STR(",") : STR("],\"missing\":["));
-        json_put_string(text, asked->keys[i]);
-    }
-    if (buf_len(text) == 0)
-        return STR("],\"missing\":[]}");
-    buf_put_str(text, STR("]}"));
-    return buf_str(text);
-}
-
 void refdata_get_items(struct http_request *request)
 {
     static const char *const known[] = {"keys", NULL};
@@ -180,9 +172,9 @@ void refdata_get_items(struct http_request *request)
     cache_find_many(reading.snapshot, asked.keys, asked.count, asked.records);
     char head[64], *end = str_put_u64(str_put(head, STR("{\"version\":")), (uint64_t)reading.info->version);
     struct buf missing = {0};
-    struct items items = {.asked = &asked, .tail = tail_of(&asked, &missing)};
+    struct items items = {.asked = &asked};
     items.head = str_of(head, (size_t)(str_put(end, STR(",\"items\":[")) - head));
-    measure(&items);
+    measure(&items, &missing);
     const struct http_response response = {.status = 200, .headers = refdata_reading_headers(&reading)};
     if (items.bytes <= SEND_WHOLE_MAX) {
         char *room = http_send_room(request, &response, items.bytes);
