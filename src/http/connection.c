@@ -352,6 +352,8 @@ static void take_turn(struct http_connection *connection, const struct http_turn
         return;
     connection->running = true;
     connection->wants_turn = false;
+    if (connection->exchange)
+        connection->exchange->request.carried = (struct http_carried){0};
     bool is_alive = true;
     for (unsigned round = 0; is_alive; round++) {
         if (connection->out == &connection->own_out && buf_len(&connection->own_out) == 0) {

@@ -327,9 +327,13 @@ static void find_route(struct http_exchange *exchange)
     unsigned allowed = 0;
 
     http_connection_move(exchange->connection, HTTP_STATE_BUSY);
+    exchange->way.was_taken = false;
     if (!exchange->head.is_server_wide)
         exchange->entry = http_router_find(exchange->home->server->config.router, request->method,
                                            request->path, request->params, &exchange->way, &allowed);
+    /* An escaped parameter was decoded into the arena of the request before. */
+    if (!exchange->way.was_taken || !exchange->parser.is_known || exchange->head.has_escapes)
+        request->carried = (struct http_carried){0};
     if (!exchange->entry) {
         answer_without_route(exchange, allowed);
         return;

@@ -183,57 +183,6 @@ void http_exchange_next(struct http_exchange *exchange)
     exchange->park = (struct loop_park_ref){0};
 }
 
-/* Before bytes of the block are overwritten or moved. */
-static void forget_earlier(struct http_exchange *exchange)
-{
-    http_parser_forget(&exchange->parser);
-    exchange->way.entry = NULL;
-}
-
-static void move_to_front(struct http_exchange *exchange)
-{
-    memmove(exchange->block, exchange->block + exchange->start, exchange->end - exchange->start);
-    exchange->end -= exchange->start;
-    exchange->start = 0;
-}
-
-/* While a head is being read its bytes may move, since the parser keeps offsets. Once a step has seen the
- * request they may not: each piece of the body is read to where the head ended. */
-size_t http_exchange_make_room(struct http_exchange *exchange, bool head_is_fixed)
-{
-    forget_earlier(exchange);
-    if (exchange->start == exchange->end)
-        exchange->start = exchange->end = head_is_fixed ? exchange->head_end : 0;
-    if (!head_is_fixed && exchange->end == exchange->block_bytes) {
-        if (exchange->start > 0) {
-            move_to_front(exchange);
-        } else {
-            if (!http_budget_charge_head(exchange, reading_bytes(exchange, 2 * exchange->block_bytes)))
-                return 0;
-            exchange->block_bytes *= 2; /* bounded: the parser refuses a head past its limits */
-            exchange->block = memory_realloc(exchange->block, exchange->block_bytes);
-        }
-    }
-    return exchange->block_bytes - exchange->end;
-}
-
-/* Only before http_exchange_fill_request(): it may move the head. */
-void http_exchange_make_body_room(struct http_exchange *exchange)
-{
-    size_t head_end = exchange->start + exchange->parser.at;
-
-    if (exchange->block_bytes - head_end >= HTTP_BODY_ROOM_MIN)
-        return;
-    forget_earlier(exchange);
-    if (exchange->start >= HTTP_BODY_ROOM_MIN) {
-        move_to_front(exchange);
-        return;
-    }
-    exchange->block_bytes += HTTP_BLOCK_BYTES;
-    exchange->block = memory_realloc(exchange->block, exchange->block_bytes);
-    http_budget_set_exchange(exchange, reading_bytes(exchange, exchange->block_bytes));
-}
-
 struct str http_exchange_field(const struct http_exchange *exchange, enum http_field field)
 {
     unsigned index = exchange->parser.first[field];
@@ -328,6 +277,7 @@ bool http_request_park(struct http_request *request, int64_t deadline_ns, http_t
         return false;
     }
     http_exchange_move(exchange, HTTP_PARKED);
+    request->carried = (struct http_carried){0};
     exchange->park = *ref;
     exchange->on_timeout = on_timeout;
     exchange->on_drop = NULL;

@@ -126,8 +126,14 @@ struct http_request {
     /* Of traceparent; of the request's own span where it is recorded; or zeros, where there is neither. What the request causes has
      * it as its parent. */
     struct trace trace;
-    struct str request_id;      /* X-Request-Id, which the answer has too; empty = none, or invalid */
-    const void *identity;       /* the gate's; lives as long as the request */
+    struct str request_id; /* X-Request-Id, which the answer has too; empty = none, or invalid */
+    const void *identity;  /* the gate's; lives as long as the request */
+    /* What the gate and the handler left with the request before, where this one repeats it: in the same turn, with the same fields,
+     * and the same path but for its last segment. Else NULL. Valid, as left, until the callback of the loop returns. */
+    struct http_carried {
+        const void *identity;
+        void *of_handler;
+    } carried;
     struct str idempotency_key; /* the idempotency step's; ptr NULL = none came, or the row has no policy */
     void *idempotency_memo;     /* the idempotency step's own; see on_idempotency_end */
     void *handler_data;         /* the handler's own, NULL at first: kept while the request is parked */

@@ -20,6 +20,7 @@
 
 enum {
     HTTP_BLOCK_BYTES = 16 * 1024,            /* read at once, and so the bound of one connection's turn */
+    HTTP_KEPT_BYTES_MAX = 4 * 1024,          /* of that, with a head that later ones are compared with */
     HTTP_BODY_ROOM_MIN = 4 * 1024,           /* after a head whose body is still to come */
     HTTP_OUT_BYTES_MAX = 64 * 1024,          /* gathered answers past which they are written first */
     HTTP_SHARED_OUT_BYTES_MAX = 1024 * 1024, /* kept by a loop of the buffer it gathers them in */
@@ -68,9 +69,18 @@ struct http_way {
     enum http_method method;
     struct str prefix; /* up to its last slash; slices of the request's bytes, as are its parameters */
     unsigned param_count;
+    bool was_taken; /* by the latest request that was routed */
 };
 
 #define HTTP_STATUS_SLOTS 32
+
+/* What most answers begin with, the date between the first line and the second; the length's number follows. */
+#define HTTP_OK_LINE "HTTP/1.1 200 OK\r\n"
+#define HTTP_JSON_LINE "Content-Type: application/json\r\n"
+#define HTTP_LENGTH_NAME "Content-Length: "
+#define HTTP_DATE_LINE_BYTES (sizeof "Date: \r\n" - 1 + CLOCK_HTTP_DATE_BYTES - 1)
+#define HTTP_USUAL_LINES_BYTES \
+    (sizeof HTTP_OK_LINE HTTP_JSON_LINE HTTP_LENGTH_NAME - 1 + HTTP_DATE_LINE_BYTES)
 
 /* A row with what is worked out once: its parameters' names, and its metric series, found on first use. The
  * series are the only thing here that changes; a thread that finds one missing stores the same pointer as any other
@@ -80,7 +90,8 @@ struct http_entry {
     void *context;
     struct str param_names[HTTP_PARAMS_MAX];
     unsigned param_count;
-    bool varies; /* by Accept-Encoding: its row allows gzip */
+    bool ends_in_tenant; /* its last parameter is its tenant */
+    bool varies;         /* by Accept-Encoding: its row allows gzip */
     _Atomic(struct metric_series *) counters[2][HTTP_STATUS_SLOTS]; /* [is HEAD][slot of the status] */
     _Atomic(struct metric_series *) latency;
 };
@@ -120,10 +131,7 @@ enum http_progress {
     HTTP_PROGRESSES,
 };
 
-/*   block                    start            end              block_bytes
- *    | head being handled ... | not yet parsed | free            |
- *
- * head_end is where the head ended: each piece of its body is read to there. */
+/* The block's parts are drawn in block.c. head_end is where the head ended: each piece of its body is read to there. */
 struct http_exchange {
     struct http_request request; /* first: a request is its exchange */
     struct http_connection *connection;
@@ -220,7 +228,8 @@ struct http_connection {
 /* Requests of a turn that count alike, added to the metrics together. */
 struct http_tally {
     struct http_entry *entry;
-    struct metric_series *counter;
+    int status;
+    bool is_head;
     unsigned count;
 };
 
@@ -257,8 +266,8 @@ struct http_home {
     struct http_tally tally;
     int64_t clock_ns; /* when the clock was last read */
     unsigned turn_count;
-    char date_line[CLOCK_HTTP_DATE_BYTES - 1 + 8]; /* "Date: …\r\n" */
-    int64_t date_until_ns;
+    char usual_lines[HTTP_USUAL_LINES_BYTES];
+    int64_t date_until_ns;                /* so long they have the right date */
     TAILQ_HEAD(, http_connection) unsent; /* the first has waited for its client longest */
     size_t unsent_bytes;
     size_t head_bytes;    /* of its exchanges */
@@ -337,11 +346,7 @@ void http_exchange_destroy(struct http_exchange *exchange);
 void http_exchange_next(struct http_exchange *exchange); /* forgets the request, keeps the unparsed bytes */
 /* Frees what only its request needed, while a stream without end waits. */
 void http_exchange_slim(struct http_exchange *exchange);
-/* Before every read: moves or grows the read block, and returns the room in it; 0 = there is no memory for more. Forgets what was
- * remembered of earlier requests, since their bytes may be overwritten. */
-size_t http_exchange_make_room(struct http_exchange *exchange, bool head_is_fixed);
-void http_exchange_make_body_room(struct http_exchange *exchange); /* after a head that is complete */
-void http_exchange_fill_request(struct http_exchange *exchange);   /* out of its head */
+void http_exchange_fill_request(struct http_exchange *exchange); /* out of its head */
 struct str http_exchange_field(const struct http_exchange *exchange, enum http_field field); /* the first */
 /* STR_NONE where it came more than once. */
 struct str http_exchange_field_once(const struct http_exchange *exchange, enum http_field field);
@@ -351,6 +356,11 @@ void http_exchange_unpark(struct http_exchange *exchange);
 bool http_exchange_hold(struct http_exchange *exchange);
 void http_work_set_deadline(struct http_exchange *exchange); /* the row's, from now, unless it runs already */
 void http_work_submit(struct http_exchange *exchange);
+
+/* block.c */
+/* Before every read: moves or grows the read block, and returns the room in it; 0 = there is no memory for more. */
+size_t http_exchange_make_room(struct http_exchange *exchange, bool head_is_fixed);
+void http_exchange_make_body_room(struct http_exchange *exchange); /* after a head that is complete */
 
 /* connection.c: life, input and output */
 /* Takes over `fd`. Past the limit of connections it is answered 503, or closed. `peer` may be NULL. */

@@ -172,7 +172,7 @@ static const char *scan_from(const struct http_parser *parser, const char *data,
 
 static enum http_parse read_request_line(struct http_parser *parser, const char *data, size_t len)
 {
-    static const char version[] = "HTTP/#.#\r\n";
+    static const char version[] = "HTTP/#.#\r\n", usual_end[] = " HTTP/1.1\r\n";
     size_t begin = parser->at, at = (size_t)(http_scan(data + begin, data + len, HTTP_BYTE_TOKEN) - data);
 
     if (at - begin > METHOD_BYTES_MAX)
@@ -197,6 +197,12 @@ static enum http_parse read_request_line(struct http_parser *parser, const char 
                          "the request target contains a byte that must be encoded, or no version follows it");
     parser->target_at = (uint32_t)begin;
     parser->target_len = (uint32_t)(at - begin);
+    if (len - at >= sizeof usual_end - 1 && memcmp(data + at, usual_end, sizeof usual_end - 1) == 0) {
+        parser->phase = PHASE_FIELDS;
+        parser->minor_version = 1;
+        parser->fields_at = parser->at = (uint32_t)(at + sizeof usual_end - 1);
+        return HTTP_PARSE_DONE;
+    }
     /* Byte by byte against the pattern, so that a wrong version is refused before it is complete. */
     for (const char *expected = version; *expected; expected++) {
         if (++at == len)

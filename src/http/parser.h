@@ -4,7 +4,7 @@
  * time (with more bytes at the end) and goes on at the line where it stopped. What it finds it keeps as offsets, since the
  * bytes may be moved between two calls.
  *
- * A client that sends many requests at once mostly repeats the fields. While the bytes of the head before are still there,
+ * Clients mostly repeat the fields. While the bytes of the head before are still there,
  * http_parser_next() lets the parser compare them with those of the next head: equal bytes are not parsed again. */
 #ifndef FRESHET_HTTP_PARSER_H
 #define FRESHET_HTTP_PARSER_H

@@ -65,23 +65,24 @@ static bool status_has_content(int status)
 }
 
 /* Made once in each second of the wall clock. */
-static struct str date_line_of(struct http_home *home)
+static const char *usual_lines_of(struct http_home *home)
 {
     int64_t now = loop_now_ns(home->loop);
 
     if (now >= home->date_until_ns) {
         int64_t unix_us = clock_unix_us();
-        char *at = str_put(home->date_line, STR("Date: "));
+        char *at = str_put(home->usual_lines, STR(HTTP_OK_LINE "Date: "));
         clock_http_date(unix_us, at);
-        str_put(at + CLOCK_HTTP_DATE_BYTES - 1, STR("\r\n"));
+        at = str_put(at + CLOCK_HTTP_DATE_BYTES - 1, STR("\r\n" HTTP_JSON_LINE HTTP_LENGTH_NAME));
+        assert(at == home->usual_lines + HTTP_USUAL_LINES_BYTES);
         home->date_until_ns = now + (1000000 - unix_us % 1000000) * 1000;
     }
-    return str_of(home->date_line, sizeof home->date_line);
+    return home->usual_lines;
 }
 
-/* Status line, fields and the empty line. `connection` is a whole line or empty; length -1 = not known. */
-static void put_head(struct buf *out, struct http_home *home, const struct http_response *response,
-                     int64_t length, bool is_chunked, struct str connection)
+/* The same lines for another status, type or length. */
+static char *put_lines(char *at, const char *usual, const struct http_response *response, int64_t length,
+                       bool is_chunked)
 {
     static const struct str lines[] = {
 #define LINE(status, reason)                                  \
@@ -91,10 +92,6 @@ static void put_head(struct buf *out, struct http_home *home, const struct http_
 #undef LINE
     };
     unsigned slot = http_status_slot(response->status);
-    struct str date_line = date_line_of(home);
-    size_t most =
-        FIXED_BYTES_MAX + STR_U64_BYTES + date_line.len + response->content_type.len + response->headers.len;
-    char *begin = buf_reserve(out, most), *at = begin;
 
     if (slot != SLOT_OTHER) {
         at = str_put(at, lines[slot]);
@@ -102,22 +99,38 @@ static void put_head(struct buf *out, struct http_home *home, const struct http_
         at = str_put_u64(str_put(at, STR("HTTP/1.1 ")), (uint64_t)response->status);
         at = str_put(at, STR(" \r\n")); /* the reason may be empty, its space may not */
     }
-    at = str_put(at, date_line);
-    if (status_has_content(response->status)) {
-        if (response->content_type.len > 0) {
-            at = str_put(at, STR("Content-Type: "));
-            at = str_put(at, response->content_type);
-            at = str_put(at, STR("\r\n"));
-        } else {
-            at = str_put(at, STR("Content-Type: application/json\r\n"));
-        }
-        if (is_chunked) {
-            at = str_put(at, STR("Transfer-Encoding: chunked\r\n"));
-        } else if (length >= 0) {
-            at = str_put(at, STR("Content-Length: "));
-            at = str_put_u64(at, (uint64_t)length);
-            at = str_put(at, STR("\r\n"));
-        }
+    at = str_put(at, str_of(usual + sizeof HTTP_OK_LINE - 1, HTTP_DATE_LINE_BYTES));
+    if (!status_has_content(response->status))
+        return at;
+    if (response->content_type.len > 0) {
+        at = str_put(str_put(at, STR("Content-Type: ")), response->content_type);
+        at = str_put(at, STR("\r\n"));
+    } else {
+        at = str_put(at, STR(HTTP_JSON_LINE));
+    }
+    if (is_chunked) {
+        at = str_put(at, STR("Transfer-Encoding: chunked\r\n"));
+    } else if (length >= 0) {
+        at = str_put_u64(str_put(at, STR(HTTP_LENGTH_NAME)), (uint64_t)length);
+        at = str_put(at, STR("\r\n"));
+    }
+    return at;
+}
+
+/* Status line, fields and the empty line. `connection` is a whole line or empty; length -1 = not known. */
+static void put_head(struct buf *out, struct http_home *home, const struct http_response *response,
+                     int64_t length, bool is_chunked, struct str connection)
+{
+    const char *usual = usual_lines_of(home);
+    char *begin = buf_reserve(out, FIXED_BYTES_MAX + STR_U64_BYTES + HTTP_DATE_LINE_BYTES +
+                                       response->content_type.len + response->headers.len);
+    char *at = begin;
+
+    if (response->status == 200 && response->content_type.len == 0 && !is_chunked && length >= 0) {
+        at = str_put_u64(str_put(at, str_of(usual, HTTP_USUAL_LINES_BYTES)), (uint64_t)length);
+        at = str_put(at, STR("\r\n"));
+    } else {
+        at = put_lines(at, usual, response, length, is_chunked);
     }
     at = str_put(at, response->headers);
     at = str_put(at, connection);

@@ -112,8 +112,10 @@ static enum status add_row(struct http_router *router, struct http_entry *entry,
     if (node->entries[route->method])
         return error_set(error, STATUS_CONFIG, "route %s: %s matches the same requests", route->path,
                          node->entries[route->method]->route->path);
-    for (unsigned i = 0; i < entry->param_count && !has_tenant; i++)
+    for (unsigned i = 0; i < entry->param_count && !has_tenant; i++) {
         has_tenant = str_eq(entry->param_names[i], str_from(route->tenant_param));
+        entry->ends_in_tenant = has_tenant && i + 1 == entry->param_count;
+    }
     if (!has_tenant)
         return error_set(error, STATUS_CONFIG, "route %s: has no parameter {%s}", route->path,
                          route->tenant_param);
@@ -194,13 +196,14 @@ struct http_entry *http_router_find(const struct http_router *router, enum http_
     struct search search = {.method = method, .params = params};
     const char *end = path.ptr + path.len;
 
-    if (is_on_way(way, method, path)) {
+    way->was_taken = is_on_way(way, method, path);
+    if (way->was_taken) {
         params[way->param_count - 1] = str_skip(path, way->prefix.len);
         return way->entry;
     }
     way->entry = NULL;
     struct http_entry *entry = find_below(&search, &router->root, path.len == 1 ? end : path.ptr, end, 0);
-    if (entry && search.ends_in_param && !search.has_choice)
+    if (entry && search.ends_in_param && !search.has_choice && !entry->ends_in_tenant)
         *way = (struct http_way){
             .entry = entry,
             .method = method,

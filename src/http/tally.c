@@ -97,7 +97,7 @@ void http_tally_flush(struct http_home *home)
     home->clock_ns = clock_mono_ns();
     double seconds = (double)(home->clock_ns - loop_now_ns(home->loop)) / 1e9;
     struct metric_series *latency = latency_of(tally->entry);
-    metric_add(tally->counter, tally->count);
+    metric_add(counter_of(tally->entry, tally->is_head, tally->status), tally->count);
     metric_observe_times(latency, seconds, tally->count);
     *tally = (struct http_tally){0};
 }
@@ -106,20 +106,21 @@ void http_tally_count(struct http_exchange *exchange, int status)
 {
     struct http_tally *tally = &exchange->home->tally;
     struct http_entry *entry = exchange->entry;
-    struct metric_series *counter = counter_of(entry, exchange->request.method == HTTP_HEAD, status);
+    bool is_head = exchange->request.method == HTTP_HEAD;
 
     if (exchange->observed.is_due)
         http_observe_end(exchange, status);
     if (exchange->is_late) {
         http_budget_leave_waiting(exchange);
-        metric_add(counter, 1);
+        metric_add(counter_of(entry, is_head, status), 1);
         metric_observe(latency_of(entry), seconds_since(exchange->started_ns));
         return;
     }
-    if (tally->counter != counter)
+    if (tally->entry != entry || tally->status != status || tally->is_head != is_head)
         http_tally_flush(exchange->home);
     tally->entry = entry;
-    tally->counter = counter;
+    tally->status = status;
+    tally->is_head = is_head;
     tally->count++;
 }
 

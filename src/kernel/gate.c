@@ -1,4 +1,5 @@
-/* What stands before a handler. The gate asks src/auth about every request before its body is read (C5); a token that is not known
+/* What stands before a handler. The gate asks src/auth about every request before its body is read (C5), once where requests of one
+ * turn repeat one another; a token that is not known
  * yet is checked on a worker while the request is parked; nothing about tenants or scopes is decided here. A request whose tenant
  * is known counts for the rate limits (rates.c). Then the idempotency step takes requests with an Idempotency-Key (I1, I3);
  * src/idempotency defines what a key means. */
@@ -54,6 +55,8 @@ static enum auth_answer ask(struct kernel *kernel, struct http_request *request,
      * it waits for its body. */
     if (request->method != HTTP_GET || request->route->kind != HTTP_HOT || request->has_body)
         kernel_identity_keep(request);
+    else
+        request->carried.identity = identity;
     return answer;
 }
 
@@ -128,7 +131,11 @@ enum http_step kernel_gate(struct http_request *request, void *context)
     struct kernel *kernel = context;
     if (request->route->access == HTTP_PUBLIC)
         return HTTP_STEP_PASS;
-    struct error error = {0};
+    if (request->carried.identity) {
+        request->identity = request->carried.identity;
+        return admit(kernel, request) ? HTTP_STEP_PASS : HTTP_STEP_ANSWERED;
+    }
+    struct error error;
     switch (ask(kernel, request, &error)) {
     case AUTH_ALLOWED: return admit(kernel, request) ? HTTP_STEP_PASS : HTTP_STEP_ANSWERED;
     case AUTH_VERIFY: return verify(kernel, request, 0);

@@ -58,20 +58,37 @@ static void miss(struct refdata *refdata, struct http_request *request, struct s
                      refdata_keeper_admit, &(struct refdata_demand){.code = code});
 }
 
+/* That of the request before, where this one repeats it. *holding NULL: there is none called *code. */
+static enum status find_holding(struct http_request *request, struct refdata_holding **holding,
+                                struct str *code, struct error *error)
+{
+    const struct refdata *refdata = request->context;
+    *holding = request->carried.of_handler;
+    if (*holding) {
+        *code = (*holding)->code;
+        return STATUS_OK;
+    }
+    if (http_request_param(request, "dictCode", code, error) != STATUS_OK)
+        return error->status;
+    const struct refdata_table *table = atomic_load_explicit(&refdata->table, memory_order_acquire);
+    request->carried.of_handler = *holding =
+        refdata_table_find(table, kernel_identity(request)->tenant, *code);
+    return STATUS_OK;
+}
+
 bool refdata_reading_begin(struct http_request *request, const char *const *query,
                            struct refdata_reading *reading)
 {
     struct refdata *refdata = request->context;
     struct refdata_demand *demand = request->handler_data;
     const struct cache_snapshot *answer = demand ? demand->answer : NULL;
-    struct str tenant = kernel_identity(request)->tenant, code;
+    struct refdata_holding *holding;
+    struct str code;
     struct error error;
     if (demand)
         demand->answer = NULL; /* it lives for one call of the handler */
-    if (http_request_param(request, "dictCode", &code, &error) != STATUS_OK)
+    if (find_holding(request, &holding, &code, &error) != STATUS_OK)
         goto refuse;
-    const struct refdata_table *table = atomic_load_explicit(&refdata->table, memory_order_acquire);
-    struct refdata_holding *holding = refdata_table_find(table, tenant, code);
     const char *scope = holding ? atomic_load_explicit(&holding->read_scope, memory_order_relaxed) : NULL;
     if (scope && !may_read(request, scope, &error))
         goto refuse;
@@ -87,7 +104,8 @@ bool refdata_reading_begin(struct http_request *request, const char *const *quer
     reading->holding = holding;
     reading->info = cache_snapshot_info(reading->snapshot);
     char *at = str_put(reading->headers, STR("X-Dict-Version: "));
-    at = str_put_u64(at, (uint64_t)reading->info->version);
+    memcpy(at, reading->info->version_text, sizeof reading->info->version_text);
+    at += reading->info->version_text_len;
     at = str_put(at, demand && demand->from_primary ? STR("\r\nX-Data-Source: postgres_fallback\r\n")
                                                     : STR("\r\nX-Data-Source: memory\r\n"));
     reading->headers_len = (size_t)(at - reading->headers);
