@@ -1,8 +1,7 @@
 /* What stands before a handler. The gate asks src/auth about every request before its body is read (C5), once where requests of one
- * turn repeat one another; a token that is not known
- * yet is checked on a worker while the request is parked; nothing about tenants or scopes is decided here. A request whose tenant
- * is known counts for the rate limits (rates.c). Then the idempotency step takes requests with an Idempotency-Key (I1, I3);
- * src/idempotency defines what a key means. */
+ * turn repeat one another; a token that is not known yet is checked on a worker while the request is parked; nothing about tenants or
+ * scopes is decided here. A request whose tenant is known counts for the rate limits (rates.c). Then the idempotency step takes requests
+ * with an Idempotency-Key (I1, I3); src/idempotency defines what a key means. */
 #include <stdio.h>
 #include <stdlib.h>
 
