@@ -74,14 +74,6 @@ struct http_way {
 
 #define HTTP_STATUS_SLOTS 32
 
-/* What most answers begin with, the date between the first line and the second; the length's number follows. */
-#define HTTP_OK_LINE "HTTP/1.1 200 OK\r\n"
-#define HTTP_JSON_LINE "Content-Type: application/json\r\n"
-#define HTTP_LENGTH_NAME "Content-Length: "
-#define HTTP_DATE_LINE_BYTES (sizeof "Date: \r\n" - 1 + CLOCK_HTTP_DATE_BYTES - 1)
-#define HTTP_USUAL_LINES_BYTES \
-    (sizeof HTTP_OK_LINE HTTP_JSON_LINE HTTP_LENGTH_NAME - 1 + HTTP_DATE_LINE_BYTES)
-
 /* A row with what is worked out once: its parameters' names, and its metric series, found on first use. The
  * series are the only thing here that changes; a thread that finds one missing stores the same pointer as any other
  * would. */
@@ -266,7 +258,7 @@ struct http_home {
     struct http_tally tally;
     int64_t clock_ns; /* when the clock was last read */
     unsigned turn_count;
-    char usual_lines[HTTP_USUAL_LINES_BYTES];
+    char usual_lines[128];                /* that most answers begin with: response.c */
     int64_t date_until_ns;                /* so long they have the right date */
     TAILQ_HEAD(, http_connection) unsent; /* the first has waited for its client longest */
     size_t unsent_bytes;

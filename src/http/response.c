@@ -46,6 +46,15 @@ _Static_assert(SLOT_OTHER < HTTP_STATUS_SLOTS, "every status has a slot");
 
 static const struct str close_line = {"Connection: close\r\n", 19};
 
+/* What most answers begin with, the date between the first line and the second; the length's number follows. */
+#define OK_LINE "HTTP/1.1 200 OK\r\n"
+#define JSON_LINE "Content-Type: application/json\r\n"
+#define LENGTH_NAME "Content-Length: "
+#define DATE_LINE_BYTES (sizeof "Date: \r\n" - 1 + CLOCK_HTTP_DATE_BYTES - 1)
+#define USUAL_LINES_BYTES (sizeof OK_LINE JSON_LINE LENGTH_NAME - 1 + DATE_LINE_BYTES)
+_Static_assert(USUAL_LINES_BYTES <= sizeof((struct http_home *)NULL)->usual_lines,
+               "a home has room for them");
+
 #define FIXED_BYTES_MAX 256 /* status line, field names, Connection and all CRLFs; without the number */
 
 unsigned http_status_slot(int status)
@@ -71,10 +80,10 @@ static const char *usual_lines_of(struct http_home *home)
 
     if (now >= home->date_until_ns) {
         int64_t unix_us = clock_unix_us();
-        char *at = str_put(home->usual_lines, STR(HTTP_OK_LINE "Date: "));
+        char *at = str_put(home->usual_lines, STR(OK_LINE "Date: "));
         clock_http_date(unix_us, at);
-        at = str_put(at + CLOCK_HTTP_DATE_BYTES - 1, STR("\r\n" HTTP_JSON_LINE HTTP_LENGTH_NAME));
-        assert(at == home->usual_lines + HTTP_USUAL_LINES_BYTES);
+        at = str_put(at + CLOCK_HTTP_DATE_BYTES - 1, STR("\r\n" JSON_LINE LENGTH_NAME));
+        assert(at == home->usual_lines + USUAL_LINES_BYTES);
         home->date_until_ns = now + (1000000 - unix_us % 1000000) * 1000;
     }
     return home->usual_lines;
@@ -99,19 +108,19 @@ static char *put_lines(char *at, const char *usual, const struct http_response *
         at = str_put_u64(str_put(at, STR("HTTP/1.1 ")), (uint64_t)response->status);
         at = str_put(at, STR(" \r\n")); /* the reason may be empty, its space may not */
     }
-    at = str_put(at, str_of(usual + sizeof HTTP_OK_LINE - 1, HTTP_DATE_LINE_BYTES));
+    at = str_put(at, str_of(usual + sizeof OK_LINE - 1, DATE_LINE_BYTES));
     if (!status_has_content(response->status))
         return at;
     if (response->content_type.len > 0) {
         at = str_put(str_put(at, STR("Content-Type: ")), response->content_type);
         at = str_put(at, STR("\r\n"));
     } else {
-        at = str_put(at, STR(HTTP_JSON_LINE));
+        at = str_put(at, STR(JSON_LINE));
     }
     if (is_chunked) {
         at = str_put(at, STR("Transfer-Encoding: chunked\r\n"));
     } else if (length >= 0) {
-        at = str_put_u64(str_put(at, STR(HTTP_LENGTH_NAME)), (uint64_t)length);
+        at = str_put_u64(str_put(at, STR(LENGTH_NAME)), (uint64_t)length);
         at = str_put(at, STR("\r\n"));
     }
     return at;
@@ -122,12 +131,12 @@ static void put_head(struct buf *out, struct http_home *home, const struct http_
                      int64_t length, bool is_chunked, struct str connection)
 {
     const char *usual = usual_lines_of(home);
-    char *begin = buf_reserve(out, FIXED_BYTES_MAX + STR_U64_BYTES + HTTP_DATE_LINE_BYTES +
+    char *begin = buf_reserve(out, FIXED_BYTES_MAX + STR_U64_BYTES + DATE_LINE_BYTES +
                                        response->content_type.len + response->headers.len);
     char *at = begin;
 
     if (response->status == 200 && response->content_type.len == 0 && !is_chunked && length >= 0) {
-        at = str_put_u64(str_put(at, str_of(usual, HTTP_USUAL_LINES_BYTES)), (uint64_t)length);
+        at = str_put_u64(str_put(at, str_of(usual, USUAL_LINES_BYTES)), (uint64_t)length);
         at = str_put(at, STR("\r\n"));
     } else {
         at = put_lines(at, usual, response, length, is_chunked);
