@@ -12,7 +12,6 @@
 #include "base/clock.h"
 #include "base/memory.h"
 
-#define KEY_LEN_MAX 1024
 #define PAYLOAD_LEN_MAX ((size_t)1 << 30)
 #define KEY_BYTES_SHOWN 100
 #define STAGED_FIRST 16384      /* mapped: what is not used is not resident */
@@ -66,7 +65,7 @@ static void count_out(struct cache_builder *builder, const struct cache_record *
     struct cache_info *info = &builder->next->info;
 
     info->item_count--;
-    info->body_bytes -= record->body_len;
+    info->body_bytes -= record_body_len(record);
     hash128_subtract(&info->digest, cache_record_digest(record));
     cache_chunks_forget(&builder->next->chunks, &builder->build, record);
 }
@@ -120,7 +119,7 @@ static void load_order_sorted(struct cache_builder *builder)
     for (size_t i = 0; i < count; i++) {
         if (i + 1 < count && entries[i].prefix == entries[i + 1].prefix &&
             str_eq(record_key(entries[i].record), record_key(entries[i + 1].record))) {
-            entries[i].record->flags |= RECORD_REPLACED;
+            entries[i].record->key_len_flags |= RECORD_REPLACED;
             builder->replaced++;
         } else {
             cache_order_append(&builder->next->order, &builder->build, entries[i].record);
@@ -130,7 +129,7 @@ static void load_order_sorted(struct cache_builder *builder)
     if (builder->replaced == 0)
         return;
     for (size_t i = 0; i < count; i++)
-        if (builder->staged[i].record->flags & RECORD_REPLACED)
+        if (record_is(builder->staged[i].record, RECORD_REPLACED))
             count_out(builder, builder->staged[i].record);
         else
             builder->staged[kept++] = builder->staged[i];
@@ -155,9 +154,9 @@ static void settle(struct cache_builder *builder)
 static enum status check_item(const struct cache_builder *builder, struct str key, struct str payload,
                               struct error *error)
 {
-    if (key.len == 0 || key.len > KEY_LEN_MAX)
+    if (key.len == 0 || key.len > RECORD_KEY_BYTES_MAX)
         return error_set_field(error, STATUS_BAD_REQUEST, "key", "a key has 1 to %d bytes, not %zu",
-                               KEY_LEN_MAX, key.len);
+                               RECORD_KEY_BYTES_MAX, key.len);
     if (!str_is_utf8(key))
         return error_set_field(error, STATUS_BAD_REQUEST, "key", "a key must be UTF-8");
     if (payload.len == 0)
@@ -197,7 +196,7 @@ enum status cache_builder_put(struct cache_builder *builder, struct str key, str
     struct cache_record *record = cache_chunks_alloc(&next->chunks, &builder->build, shape.size);
     cache_record_write(record, &shape, key, payload);
     next->info.item_count++;
-    next->info.body_bytes += record->body_len;
+    next->info.body_bytes += shape.body_len;
     hash128_add(&next->info.digest, cache_record_digest(record));
     if (builder->staging) {
         stage(builder, hash, record);

@@ -66,40 +66,66 @@ void cache_build_ended(const struct build *build);
 
 /* ---- records ----
  *
- *  | header | tag, digest  | quoted_len     | {"key":"RU","payload":…} | key            |
- *       8      24, if LARGE   4, if ESCAPED    body_len                   key_len, if ESCAPED
+ *  | header | body_len, tag, digest | quoted_len     | {"key":"RU","payload":…} | key            |
+ *       4      28, if LARGE            4, if ESCAPED    body_len                   key_len, if ESCAPED
  */
-struct cache_record {
-    uint32_t body_len;
-    uint16_t key_len;
-    uint16_t flags;
+#define RECORD_KEY_BYTES_MAX 1024
+#define RECORD_KEY_LEN_MASK 0x7ffu
+
+/* Packed: records stand one after the other, without bytes between them. */
+struct __attribute__((packed)) cache_record {
+    uint16_t short_len;     /* body_len, unless LARGE */
+    uint16_t key_len_flags; /* the key's length, under the flags */
 };
+_Static_assert(sizeof(struct cache_record) == 4, "there may be millions of them");
 
 enum {
-    RECORD_LARGE = 1,    /* too long to hash again at each read */
-    RECORD_ESCAPED = 2,  /* the key's JSON form differs from the key */
-    RECORD_REPLACED = 4, /* put again later in the same full load; set before anyone can read it */
+    RECORD_LARGE = 0x800,     /* too long to hash again at each read */
+    RECORD_ESCAPED = 0x1000,  /* the key's JSON form differs from the key */
+    RECORD_REPLACED = 0x2000, /* put again later in the same full load; set before anyone can read it */
 };
+_Static_assert(RECORD_KEY_BYTES_MAX <= RECORD_KEY_LEN_MASK && RECORD_LARGE > RECORD_KEY_LEN_MASK,
+               "a key's length has its place");
 
-#define RECORD_ALIGN 4
 #define RECORD_LARGE_BYTES 1024 /* a body above this is LARGE */
-#define RECORD_EXTRA_LARGE (sizeof(uint64_t) + sizeof(struct hash128))
+#define RECORD_EXTRA_LARGE (sizeof(uint32_t) + sizeof(uint64_t) + sizeof(struct hash128))
 #define RECORD_EXTRA_ESCAPED sizeof(uint32_t)
 #define RECORD_KEY_AT (sizeof("{\"key\":\"") - 1)
 
+static inline bool record_is(const struct cache_record *record, unsigned bits)
+{
+    return (record->key_len_flags & bits) != 0;
+}
+
+static inline size_t record_key_len(const struct cache_record *record)
+{
+    return record->key_len_flags & RECORD_KEY_LEN_MASK;
+}
+
+static inline uint32_t record_body_len(const struct cache_record *record)
+{
+    uint32_t body_len = record->short_len;
+
+    if (record_is(record, RECORD_LARGE))
+        memcpy(&body_len, record + 1, sizeof(body_len));
+    return body_len;
+}
+
+/* Most records have nothing between header and body, which one comparison finds out. */
 static inline const char *record_body(const struct cache_record *record)
 {
-    if (!(record->flags & (RECORD_LARGE | RECORD_ESCAPED))) /* nearly all */
-        return (const char *)(record + 1);
-    size_t extra = (record->flags & RECORD_LARGE ? RECORD_EXTRA_LARGE : 0) +
-                   (record->flags & RECORD_ESCAPED ? RECORD_EXTRA_ESCAPED : 0);
-    return (const char *)(record + 1) + extra;
+    const char *body = (const char *)(record + 1);
+
+    if (record_is(record, RECORD_LARGE | RECORD_ESCAPED))
+        body += (record_is(record, RECORD_LARGE) ? RECORD_EXTRA_LARGE : 0) +
+                (record_is(record, RECORD_ESCAPED) ? RECORD_EXTRA_ESCAPED : 0);
+    return body;
 }
 
 static inline struct str record_key(const struct cache_record *record)
 {
-    size_t at = record->flags & RECORD_ESCAPED ? record->body_len : RECORD_KEY_AT;
-    return str_of(record_body(record) + at, record->key_len);
+    size_t at = record_is(record, RECORD_ESCAPED) ? record_body_len(record) : RECORD_KEY_AT;
+    return str_of(record_body(record) + at, record_key_len(record));
 }
 
 /* The same as memcmp() == 0, without a call for up to 16 bytes: two loads that overlap. */
@@ -122,12 +148,12 @@ static inline bool bytes_eq(const char *a, const char *b, size_t len)
 
 static inline bool record_has_key(const struct cache_record *record, struct str key)
 {
-    return record->key_len == key.len && bytes_eq(record_key(record).ptr, key.ptr, key.len);
+    return record_key_len(record) == key.len && bytes_eq(record_key(record).ptr, key.ptr, key.len);
 }
 
 /* What a record will take, known before there is a place for it. */
 struct record_shape {
-    size_t size; /* rounded up to RECORD_ALIGN */
+    size_t size;
     size_t quoted_len;
     uint32_t body_len;
     uint16_t flags;

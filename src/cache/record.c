@@ -12,13 +12,13 @@
 
 static size_t size_of(uint32_t body_len, size_t key_len, unsigned flags)
 {
-    size_t size = sizeof(struct cache_record) + body_len + RECORD_ALIGN - 1;
+    size_t size = sizeof(struct cache_record) + body_len;
 
     if (flags & RECORD_LARGE)
         size += RECORD_EXTRA_LARGE;
     if (flags & RECORD_ESCAPED)
         size += RECORD_EXTRA_ESCAPED + key_len;
-    return size & ~(size_t)(RECORD_ALIGN - 1);
+    return size;
 }
 
 struct record_shape cache_record_shape(struct str key, struct str payload)
@@ -32,6 +32,17 @@ struct record_shape cache_record_shape(struct str key, struct str payload)
         shape.flags |= RECORD_ESCAPED;
     shape.size = size_of(shape.body_len, key.len, shape.flags);
     return shape;
+}
+
+/* Where LARGE keeps them, behind the body's length. */
+static char *tag_at(const struct cache_record *record)
+{
+    return (char *)(record + 1) + sizeof(uint32_t);
+}
+
+static char *digest_at(const struct cache_record *record)
+{
+    return tag_at(record) + sizeof(uint64_t);
 }
 
 /* Where ESCAPED keeps the length of the key's JSON form. */
@@ -49,7 +60,12 @@ static void replace_all(char *at, const char *end, char from, char to)
 void cache_record_write(struct cache_record *record, const struct record_shape *shape, struct str key,
                         struct str payload)
 {
-    *record = (struct cache_record){shape->body_len, (uint16_t)key.len, shape->flags};
+    *record = (struct cache_record){
+        .short_len = (uint16_t)shape->body_len,
+        .key_len_flags = (uint16_t)(key.len | shape->flags),
+    };
+    if (shape->flags & RECORD_LARGE)
+        memcpy(record + 1, &shape->body_len, sizeof(shape->body_len));
     char *at = str_put((char *)record_body(record), STR(BODY_HEAD)), *text;
     if (shape->flags & RECORD_ESCAPED) {
         uint32_t quoted_len = (uint32_t)shape->quoted_len;
@@ -73,19 +89,19 @@ void cache_record_write(struct cache_record *record, const struct record_shape *
     if (shape->flags & RECORD_LARGE) {
         uint64_t tag = hash_content(cache_record_body(record));
         struct hash128 digest = hash_item(record_key(record), cache_record_payload(record));
-        memcpy(record + 1, &tag, sizeof(tag));
-        memcpy((char *)(record + 1) + sizeof(tag), &digest, sizeof(digest));
+        memcpy(tag_at(record), &tag, sizeof(tag));
+        memcpy(digest_at(record), &digest, sizeof(digest));
     }
 }
 
 size_t cache_record_size(const struct cache_record *record)
 {
-    return size_of(record->body_len, record->key_len, record->flags);
+    return size_of(record_body_len(record), record_key_len(record), record->key_len_flags);
 }
 
 struct str cache_record_body(const struct cache_record *record)
 {
-    return str_of(record_body(record), record->body_len);
+    return str_of(record_body(record), record_body_len(record));
 }
 
 struct str cache_record_key(const struct cache_record *record)
@@ -95,22 +111,22 @@ struct str cache_record_key(const struct cache_record *record)
 
 struct str cache_record_payload(const struct cache_record *record)
 {
-    uint32_t quoted_len = (uint32_t)record->key_len + 2;
+    uint32_t quoted_len = (uint32_t)record_key_len(record) + 2;
     size_t at;
 
-    if (record->flags & RECORD_ESCAPED)
+    if (record_is(record, RECORD_ESCAPED))
         memcpy(&quoted_len, quoted_len_at(record), sizeof(quoted_len));
     at = BODY_HEAD_LEN + quoted_len + BODY_MIDDLE_LEN;
-    return str_of(record_body(record) + at, record->body_len - at - 1);
+    return str_of(record_body(record) + at, record_body_len(record) - at - 1);
 }
 
 uint64_t cache_record_tag(const struct cache_record *record)
 {
     uint64_t tag;
 
-    if (!(record->flags & RECORD_LARGE))
+    if (!record_is(record, RECORD_LARGE))
         return hash_content(cache_record_body(record));
-    memcpy(&tag, record + 1, sizeof(tag));
+    memcpy(&tag, tag_at(record), sizeof(tag));
     return tag;
 }
 
@@ -118,8 +134,8 @@ struct hash128 cache_record_digest(const struct cache_record *record)
 {
     struct hash128 digest;
 
-    if (!(record->flags & RECORD_LARGE))
+    if (!record_is(record, RECORD_LARGE))
         return hash_item(record_key(record), cache_record_payload(record));
-    memcpy(&digest, (const char *)(record + 1) + sizeof(uint64_t), sizeof(digest));
+    memcpy(&digest, digest_at(record), sizeof(digest));
     return digest;
 }

@@ -91,7 +91,7 @@ static void radix_sort(struct sort_entry *entries, struct sort_entry *scratch, s
 /* A group agrees in every byte before `depth`. */
 static void sort_group(struct sort_entry *entries, struct sort_entry *scratch, size_t count, size_t depth)
 {
-    size_t common = entries[0].record->key_len;
+    size_t common = record_key_len(entries[0].record);
     struct str first = record_key(entries[0].record);
 
     if (count <= SMALL_COUNT) {

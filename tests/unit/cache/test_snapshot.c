@@ -106,6 +106,19 @@ static void a_large_snapshot_is_freed_completely(void **state)
     assert_all_freed();
 }
 
+/* After a load from nothing; bodies of odd and even lengths. */
+static void an_item_takes_at_most_24_bytes_beside_its_body(void **state)
+{
+    enum { ITEMS = 100000 };
+    struct cache_snapshot *snapshot = load_numbers(ITEMS, 1);
+    const struct cache_info *info = cache_snapshot_info(snapshot);
+
+    (void)state;
+    assert_true(info->memory_bytes - info->body_bytes <= 24 * ITEMS);
+    cache_snapshot_unref(snapshot);
+    assert_all_freed();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -114,6 +127,7 @@ int main(void)
         cmocka_unit_test(the_digest_depends_on_items_alone),
         cmocka_unit_test(a_reference_keeps_an_old_version_whole),
         cmocka_unit_test(a_large_snapshot_is_freed_completely),
+        cmocka_unit_test(an_item_takes_at_most_24_bytes_beside_its_body),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
