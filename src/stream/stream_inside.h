@@ -54,7 +54,7 @@ struct stream_subscriber {
     LIST_ENTRY(stream_subscriber) ahead;
 };
 
-/* One loop's part of a topic: touched by that loop alone, but for `members`. */
+/* One loop's part of a topic: touched by that loop alone once the owner has made it, but for `members`. */
 struct stream_local {
     struct stream_topic *topic;
     struct loop *loop;
@@ -86,7 +86,7 @@ struct stream_topic {
     size_t subscriber_count;
     LIST_HEAD(, stream_subscriber) ahead; /* whose positions are yet to come */
 
-    struct stream_local locals[];
+    struct stream_local *locals[]; /* by loop index; NULL until one is admitted there */
 };
 
 static inline void stream_topic_ref(struct stream_topic *topic)

@@ -9,7 +9,7 @@ enum { WAKES_PER_TICK = 256, WAKES_OF_TOPIC_MIN = 16 };
 
 static struct stream_local *local_of(const struct stream_subscriber *subscriber)
 {
-    return &subscriber->topic->locals[loop_index(subscriber->ref.loop)];
+    return subscriber->topic->locals[loop_index(subscriber->ref.loop)];
 }
 
 static bool is_before_cut(const struct stream_subscriber *subscriber, const struct stream_local *local)
@@ -201,6 +201,7 @@ static enum http_source_state produce(void *context, struct buf *out, size_t roo
     struct stream_subscriber *subscriber = context;
     struct stream_local *local = local_of(subscriber);
     size_t room_before = room;
+    bool has_expired = clock_unix_us() / 1000000 >= subscriber->expires_at_s;
     if (is_before_cut(subscriber, local)) {
         if (can_be_led(subscriber)) {                   /* off the chain: pages follow */
             if (subscriber->after < subscriber->at->to) /* else it joined the next segment in the middle */
@@ -215,7 +216,7 @@ static enum http_source_state produce(void *context, struct buf *out, size_t roo
     for (;;) {
         if (!finish_current(subscriber, out, &room))
             return HTTP_SOURCE_MORE;
-        if (clock_unix_us() / 1000000 >= subscriber->expires_at_s)
+        if (has_expired)
             return HTTP_SOURCE_END;
         struct stream_segment *at = subscriber->at;
         struct stream_segment *next = at ? atomic_load_explicit(&at->next, memory_order_acquire) : NULL;

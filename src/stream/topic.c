@@ -61,10 +61,6 @@ struct stream_topic *stream_topic_create(const struct stream_config *config, int
     atomic_fetch_add(&topic_count, 1);
     topic->first = topic->newest =
         stream_segment_create(&(struct stream_step){position, position, .lines = 0});
-    for (unsigned i = 0; i < loops; i++) {
-        topic->locals[i].topic = topic;
-        topic->locals[i].loop = loop_group_loop(config->loops, i);
-    }
     return topic;
 }
 
@@ -74,6 +70,8 @@ void stream_topic_unref(struct stream_topic *topic)
         return;
     atomic_fetch_sub(&topic_count, 1);
     stream_segment_unref(topic->first);
+    for (unsigned i = 0; i < loop_group_count(topic->config.loops); i++)
+        free(topic->locals[i]);
     free(topic->kept);
     free(topic);
 }
@@ -127,7 +125,7 @@ struct topic_message {
 static void on_topic_message(struct loop *loop, struct loop_message *loop_message)
 {
     struct topic_message *message = (struct topic_message *)loop_message;
-    stream_local_update(&message->topic->locals[loop_index(loop)], message->cut_sequence, message->closes);
+    stream_local_update(message->topic->locals[loop_index(loop)], message->cut_sequence, message->closes);
     stream_topic_unref(message->topic);
     free(message);
 }
@@ -135,7 +133,7 @@ static void on_topic_message(struct loop *loop, struct loop_message *loop_messag
 static void post_to_loops(struct stream_topic *topic, bool closes)
 {
     for (unsigned i = 0; i < loop_group_count(topic->config.loops); i++) {
-        if (!topic->locals[i].members)
+        if (!topic->locals[i] || topic->locals[i]->members == 0)
             continue;
         struct topic_message *message = memory_alloc(sizeof *message);
         *message = (struct topic_message){
@@ -145,7 +143,7 @@ static void post_to_loops(struct stream_topic *topic, bool closes)
             .closes = closes,
         };
         stream_topic_ref(topic);
-        loop_post(topic->locals[i].loop, &message->message);
+        loop_post(topic->locals[i]->loop, &message->message);
     }
 }
 
@@ -198,6 +196,17 @@ bool stream_topic_reaches(const struct stream_topic *topic, int64_t after)
     return find_place(topic, after) != NULL;
 }
 
+static struct stream_local *own_local(struct stream_topic *topic, struct loop *loop)
+{
+    struct stream_local **local = &topic->locals[loop_index(loop)];
+    if (!*local) {
+        *local = memory_zalloc(sizeof **local);
+        (*local)->topic = topic;
+        (*local)->loop = loop;
+    }
+    return *local;
+}
+
 void stream_topic_admit(struct stream_topic *topic, const struct stream_entry *entry)
 {
     struct stream_segment *place = entry->is_paged ? NULL : find_place(topic, entry->after);
@@ -220,7 +229,7 @@ void stream_topic_admit(struct stream_topic *topic, const struct stream_entry *e
         stream_segment_ref(entry->opening);
     stream_topic_ref(topic);
     topic->subscriber_count++;
-    topic->locals[loop_index(entry->ref.loop)].members++;
+    own_local(topic, entry->ref.loop)->members++;
     loop_post(entry->ref.loop, &subscriber->message);
 }
 
@@ -229,7 +238,7 @@ void stream_subscriber_left(struct loop *loop, struct loop_message *message)
     (void)loop;
     struct stream_subscriber *subscriber = (struct stream_subscriber *)message;
     struct stream_topic *topic = subscriber->topic;
-    topic->locals[loop_index(subscriber->ref.loop)].members--;
+    topic->locals[loop_index(subscriber->ref.loop)]->members--;
     if (--topic->subscriber_count == 0 && topic->config.on_idle)
         topic->config.on_idle(topic->config.context);
     budget_release(BUDGET_STREAMS, sizeof *subscriber);
