@@ -89,6 +89,7 @@ void http_exchange_slim(struct http_exchange *exchange)
     exchange->request.header_count = 0;
     exchange->request.request_id = STR_NONE;
     exchange->request.identity = NULL;
+    exchange->work = NULL;
     arena_deinit(&exchange->arena);
     http_budget_free_body(exchange);
     http_budget_set_exchange(exchange, sizeof *exchange);
@@ -175,7 +176,7 @@ void http_exchange_next(struct http_exchange *exchange)
     exchange->step = 0;
     exchange->entry = NULL;
     exchange->is_late = exchange->closes = exchange->is_chunked = false;
-    exchange->recorded.status = 0;
+    exchange->work = NULL;
     exchange->source.produce = NULL;
     exchange->deadline_ns = 0;
     exchange->discarded = 0;
@@ -314,11 +315,12 @@ void http_request_resume(struct http_request *request)
 
 static void run_handler(struct worker_job *job)
 {
-    struct http_exchange *exchange = CONTAINER_OF(job, struct http_exchange, job);
+    const struct http_work *work = CONTAINER_OF(job, struct http_work, job);
+    struct http_exchange *exchange = work->exchange;
 
     http_observe_enter(exchange);
     if (clock_mono_ns() < exchange->deadline_ns)
-        exchange->handler(&exchange->request);
+        work->handler(&exchange->request);
     else
         http_send_error(&exchange->request, &(struct error){.status = STATUS_TIMEOUT});
     log_leave();
@@ -326,10 +328,10 @@ static void run_handler(struct worker_job *job)
 
 void http_request_hand_on(struct http_request *request, struct worker_pool *pool, http_handler_fn *handler)
 {
-    struct http_exchange *exchange = http_exchange_of(request);
+    struct http_work *work = http_exchange_of(request)->work;
 
-    exchange->next_pool = pool;
-    exchange->handler = handler;
+    work->next_pool = pool;
+    work->handler = handler;
 }
 
 /* Its connection dropped it meanwhile. */
@@ -342,19 +344,21 @@ static bool is_abandoned(const struct http_exchange *exchange)
 static void forget_answer(struct http_exchange *exchange)
 {
     exchange->request.identity = NULL;
+    exchange->work = NULL;
     arena_reset(&exchange->arena);
     http_budget_free_answer(exchange);
 }
 
 static void on_handler_done(struct worker_job *job)
 {
-    struct http_exchange *exchange = CONTAINER_OF(job, struct http_exchange, job);
+    struct http_work *work = CONTAINER_OF(job, struct http_work, job);
+    struct http_exchange *exchange = work->exchange;
     struct http_connection *connection = exchange->connection;
     struct http_server *server = exchange->home->server;
     struct http_request *request = &exchange->request;
-    const struct http_source source = exchange->source;  /* recorded */
-    struct worker_pool *next_pool = exchange->next_pool; /* that http_request_hand_on() named */
-    exchange->next_pool = NULL;
+    const struct http_source source = exchange->source; /* recorded */
+    struct worker_pool *next_pool = work->next_pool;    /* that http_request_hand_on() named */
+    work->next_pool = NULL;
     if (next_pool && !is_abandoned(exchange) && !job->cancelled) {
         if (worker_pool_submit(next_pool, job))
             return;
@@ -372,9 +376,9 @@ static void on_handler_done(struct worker_job *job)
     } else {
         http_exchange_unpark(exchange);
         if (source.produce) {
-            http_send_stream(request, &exchange->recorded, &source);
-        } else if (exchange->recorded.status) {
-            http_send(request, &exchange->recorded);
+            http_send_stream(request, &work->recorded, &source);
+        } else if (work->recorded.status) {
+            http_send(request, &work->recorded);
             if (exchange->answer_charged > 0)
                 forget_answer(exchange);
         } else if (job->cancelled) {
@@ -418,19 +422,21 @@ void http_work_submit(struct http_exchange *exchange)
     struct worker_pool *pool = route->pool ? route->pool(exchange->request.context) : server->config.workers;
 
     exchange->is_late = true;
-    exchange->job =
-        (struct worker_job){.loop = exchange->home->loop, .run = run_handler, .done = on_handler_done};
+    struct http_work *work = exchange->work = arena_alloc(&exchange->arena, sizeof *work);
+    *work = (struct http_work){
+        .job = {.loop = exchange->home->loop, .run = run_handler, .done = on_handler_done},
+        .exchange = exchange,
+        .handler = route->handler,
+    };
     if (server->config.share_of)
-        exchange->job.share = server->config.share_of(&exchange->request);
+        work->job.share = server->config.share_of(&exchange->request);
     http_work_set_deadline(exchange);
-    exchange->handler = route->handler;
-    exchange->next_pool = NULL;
     if (http_exchange_hold(exchange) && http_budget_hold_waiting(exchange) &&
         loop_park(exchange->home->loop, exchange, exchange->deadline_ns, on_deadline, &exchange->park)) {
         http_exchange_move(exchange, HTTP_ON_WORKER);
         exchange->connection->refs++;
         atomic_fetch_add(&server->refs, 1);
-        if (pool && worker_pool_submit(pool, &exchange->job))
+        if (pool && worker_pool_submit(pool, &work->job))
             return;
         http_exchange_move(exchange, HTTP_RUNNING);
         exchange->connection->refs--;

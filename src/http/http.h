@@ -99,7 +99,7 @@ struct http_route {
     struct worker_pool *(*pool)(void *context);
 };
 
-#define HTTP_PARAMS_MAX 8
+#define HTTP_PARAMS_MAX 4
 
 struct http_header {
     struct str name, value; /* value trimmed */

@@ -123,6 +123,15 @@ enum http_progress {
     HTTP_PROGRESSES,
 };
 
+/* What a request needs while a worker has it: in its arena. */
+struct http_work {
+    struct worker_job job;
+    struct http_exchange *exchange;
+    http_handler_fn *handler;      /* which runs */
+    struct worker_pool *next_pool; /* of the handler that http_request_hand_on() named; NULL = none */
+    struct http_response recorded; /* its answer, copied into the arena; status 0 = none yet */
+};
+
 /* The block's parts are drawn in block.c. head_end is where the head ended: each piece of its body is read to there. */
 struct http_exchange {
     struct http_request request; /* first: a request is its exchange */
@@ -171,11 +180,8 @@ struct http_exchange {
     http_timeout_fn *on_timeout, *on_drop;
     void *park_context;
 
-    struct worker_job job;
-    int64_t deadline_ns;           /* of prepare and the worker's run; 0 = not counted yet */
-    http_handler_fn *handler;      /* which runs */
-    struct worker_pool *next_pool; /* of the handler that http_request_hand_on() named; NULL = none */
-    struct http_response recorded; /* given on a worker, copied into the arena; status 0 = none yet */
+    int64_t deadline_ns;    /* of prepare and the worker's run; 0 = not counted yet */
+    struct http_work *work; /* NULL = no worker has had it */
 
     struct http_source source; /* of an answer that is a stream, or recorded as one; produce NULL = none */
     bool is_chunked;

@@ -262,11 +262,13 @@ static void put_parts(char *at, const struct str *parts, size_t part_count)
 /* The arena is the worker's until it returns. */
 void http_answer_record(struct http_exchange *exchange, const struct http_response *response, struct str body)
 {
-    assert(exchange->recorded.status == 0);
-    exchange->recorded = *response;
-    exchange->recorded.content_type = arena_str(&exchange->arena, response->content_type);
-    exchange->recorded.headers = arena_str(&exchange->arena, response->headers);
-    exchange->recorded.body = body;
+    struct http_response *recorded = &exchange->work->recorded;
+
+    assert(recorded->status == 0);
+    *recorded = *response;
+    recorded->content_type = arena_str(&exchange->arena, response->content_type);
+    recorded->headers = arena_str(&exchange->arena, response->headers);
+    recorded->body = body;
 }
 
 char *http_send_room(struct http_request *request, const struct http_response *response, size_t bytes)
