@@ -7,6 +7,7 @@ from .report import progress, table
 
 ITEMS = Dictionary("MILLION", "items_million", 1_000_000)
 PER_ITEM = 40
+BESIDE_BODY = 24
 WRAPPING = len('{"key":"","payload":}')
 SETTLE_SECONDS = 2  # a freed load buffer goes back to the system a moment after the load
 
@@ -46,3 +47,4 @@ def _report(report, grown, key_bytes, payload_bytes, peak):
               ("grown, beside keys and payloads", grown - key_bytes - payload_bytes),
               ("peak resident, whole process", peak))])
     report.verdict("grown, × (key + answer body + 40 an item)", grown / allowed, 1.0)
+    report.verdict("grown beside the answer bodies, bytes an item", (grown - body_bytes) / ITEMS.rows, BESIDE_BODY)
