@@ -218,10 +218,10 @@ static size_t add_settle(struct outbox *outbox, struct db_conn *conn)
     size_t done = 0;
     while (done < claim->count && claim->results[done].kind == OUTBOX_DONE)
         done++;
-    if (done == claim->count && outbox_late_ended(outbox) == 0 &&
+    if (done == claim->count && !claim->is_moved && outbox_late_ended(outbox) == 0 &&
         !log_enabled(LOG_LEVEL_DEBUG)) { /* which needs the names of events */
         db_pipeline_add(conn, &outbox->sql.settle_done,
-                        DB_PARAMS(db_uuid(str_from(claim->id)), db_text_array(buf_str(&claim->ids))));
+                        DB_PARAMS(db_uuid(str_from(claim->id)), db_text(buf_str(&claim->places))));
         return done;
     }
     for (size_t i = 0; i < claim->count; i++)
@@ -247,8 +247,8 @@ static int64_t walk_max(const struct outbox *outbox)
     return outbox->settings.batch > WALK_MIN ? outbox->settings.batch : WALK_MIN;
 }
 
-/* Columns of a claimed row: rows walked, the place to continue after (an aggregate with a sequence, a tenant with turns), then the
- * event: line, id, … */
+/* Columns of a claimed row: rows walked, where to continue (after an aggregate with a sequence, a tenant with turns), then the
+ * event: its order, its place in the table, id, … */
 static unsigned cursor_columns(const struct outbox_table *table)
 {
     return table->sequence ? outbox_aggregate_columns(table) : table->turn ? 1 : 0;
@@ -282,7 +282,7 @@ static void take_events(struct outbox *outbox, struct db_result *rows)
     struct outbox_claim *claim = &outbox->claim;
     const struct outbox_table *table = outbox->config.table;
     size_t count = db_result_rows(rows);
-    unsigned id_column = 2 + cursor_columns(table);
+    unsigned place_column = 2 + cursor_columns(table), id_column = place_column + 1;
     if (count == 1 && db_result_is_null(rows, 0, id_column))
         count = 0;
     claim->rows = rows;
@@ -305,9 +305,9 @@ static void take_events(struct outbox *outbox, struct db_result *rows)
         for (unsigned j = 0; table->extra[j]; j++, at++)
             event->extra[j] = db_result_is_null(rows, i, at) ? STR_NONE : db_result_str(rows, i, at);
         event->run = i == 0 ? 0 : event[-1].run + !is_same_run;
-        db_array_put(&claim->ids, event->id);
+        db_array_put(&claim->places, db_result_str(rows, i, place_column));
     }
-    db_array_end(&claim->ids);
+    db_array_end(&claim->places);
 }
 
 /* A claim that did not reach the end continues after the last row it looked at, so that one busy aggregate does not delay the
@@ -385,7 +385,8 @@ static void empty_claim(struct outbox_claim *claim)
     db_result_free(claim->rows);
     claim->rows = NULL;
     claim->count = 0;
-    buf_clear(&claim->ids);
+    buf_clear(&claim->places);
+    claim->is_moved = false;
     arena_reset(&claim->arena);
     claim->more = false;
 }

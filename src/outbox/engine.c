@@ -205,6 +205,8 @@ static int64_t outbox_extend_lease(struct task *task, void *context)
         db_array_put(&ids, outbox->claim.events[i].id);
         outbox->leased_ns = now_ns;
     }
+    if (is_due)
+        outbox->claim.is_moved = true;
     for (size_t i = 0; i < outbox->late_count; i++) {
         db_array_put(&claims, str_from(outbox->late[i].claim_id));
         db_array_put(&ids, str_from(outbox->late[i].id));
@@ -443,7 +445,7 @@ void outbox_destroy(struct outbox *outbox)
     outbox_gauges_deinit(&outbox->gauges);
     db_result_free(outbox->claim.rows);
     arena_deinit(&outbox->claim.arena);
-    buf_deinit(&outbox->claim.ids);
+    buf_deinit(&outbox->claim.places);
     buf_deinit(&outbox->claim.cursor_text);
     db_pool_destroy(outbox->pool);
     db_pool_destroy(outbox->upkeep_pool);

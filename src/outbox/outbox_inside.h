@@ -36,7 +36,7 @@ struct db_statement outbox_sql_expand(const struct outbox_table *table, const ch
 unsigned outbox_aggregate_columns(const struct outbox_table *table);
 
 /* ---- claim.c ---- */
-/* The claimed batch, from its claim until it is settled. Used by the step only, but for `id` and `ids`. */
+/* The claimed batch, from its claim until it is settled. Used by the step only, but for `id`, `events` and `is_moved`. */
 struct outbox_claim {
     struct arena arena; /* of events and results; texts are in `rows` */
     struct db_result *rows;
@@ -44,7 +44,8 @@ struct outbox_claim {
     struct outbox_result *results;
     size_t count;
     char id[UUID_TEXT_BYTES]; /* of the claim */
-    struct buf ids;           /* text[] of the events' ids */
+    struct buf places;        /* tid[] of its rows */
+    bool is_moved;            /* they are not there any more: the lease was extended */
     int64_t claimed_ns;   /* just before the claim was sent: the lease ends no earlier than this + lease */
     int64_t published_ns; /* just before it was published */
     bool is_relaxed;      /* as in outbox_batch */
@@ -106,7 +107,8 @@ struct outbox {
     int64_t measure_ns, cleanup_ns; /* not before */
     bool is_gauged_empty;           /* all gauges are 0 */
 
-    pthread_mutex_t lock; /* for what follows, and for id and ids of `claim` while it is published */
+    /* For what follows, and for id, events and is_moved of `claim` while it is published. */
+    pthread_mutex_t lock;
     bool is_publishing;
     int64_t leased_ns; /* when the lease of the published batch was last extended */
     /* Changed by the step only; results are the publisher's and the step's. */

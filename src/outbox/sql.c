@@ -6,9 +6,10 @@
 #define SET_CLAIMED                                             \
     "@set_claimed @locked_now @claim_id = $3, @locked_by = $4," \
     " @locked_until = now() + $5 * interval '1 ms', @claims = e.@claims + 1"
-#define CLAIMED                                                                        \
-    "e.@id::text AS id, @aggregate_text (e.@attempts@less_outages)::text AS attempts," \
-    " (e.@claims@less_outages)::text AS claims,"                                       \
+#define CLAIMED                                               \
+    "e.ctid::text AS tid, e.@id::text AS id, @aggregate_text" \
+    " (e.@attempts@less_outages)::text AS attempts,"          \
+    " (e.@claims@less_outages)::text AS claims,"              \
     " (@event_type)::text AS event_type, @payload AS payload@extra"
 
 /* $1 rows to look at, $2 events at most, $3 claim id, $4 worker, $5 lease in ms, $6 rows of a stride; $7 … the aggregate
@@ -16,62 +17,59 @@
  *
  * `walk` strides over the partial index of live rows: a few in their order, from the first of an aggregate on, then a hop
  * to after the last aggregate seen, whatever the length of its tail. `free` rows may be claimed: they are due, as all before them in
- * their aggregate, and not suspect (two claims lost) unless they are the first. `rest` continues tails that a
- * stride cut off, if the batch has room: a single long tail fills it, several share it.
- * `locked` separates engines: PostgreSQL checks a row that changed between snapshot and lock again and drops it, and `run` drops
- * all later rows of its aggregate. So no two engines hold rows of one aggregate. A suspect is claimed alone.
+ * their aggregate, and not suspect (two claims lost) unless they are the first. Of an aggregate without free rows the first row stands
+ * for it. `rest` continues tails that a stride may have cut off, if the batch has room: a single long tail fills it, several share it.
+ * `locked` separates engines, and drops rows that changed between snapshot and lock; `run` drops all later rows of their aggregate. So
+ * no two engines hold rows of one aggregate. A suspect is claimed alone.
  *
  * Rows are found again by ctid, never by their key: where almost everything is published, statistics say that nothing is
- * live, and a plan made by them would look for each key through all that is. */
-#define STRIDE(after)                                                                                       \
-    "SELECT q.*, row_number() OVER own AS place, row_number() OVER line = $6 AS is_full,"                   \
-    "       lead(true) OVER line IS NULL AS is_last,"                                                       \
-    "       bool_and(q.due) OVER own"                                                                       \
-    "           AND (row_number() OVER own = 1 OR count(*) FILTER (WHERE q.suspect) OVER own = 0) AS free"  \
-    " FROM (SELECT e.ctid AS tid, e.@sequence AS sequence, @aggregate_as, @due AS due, @suspect AS suspect" \
-    "       FROM @table e WHERE @live" after " ORDER BY @aggregate, e.@sequence LIMIT $6) q"                \
-    " WINDOW line AS (ORDER BY @names, q.sequence),"                                                        \
-    "        own AS (PARTITION BY @names ORDER BY q.sequence ROWS UNBOUNDED PRECEDING)"
+ * live, and a plan made by them would look for each key through all that is. IS TRUE keeps the planner from the index of live rows. */
+#define STRIDE(after)                                                                                        \
+    "SELECT q.tid, q.sequence, @names, first_value(q.tid) OVER own AS head, row_number() OVER own AS place," \
+    "       bool_and(q.due) OVER own"                                                                        \
+    "           AND (row_number() OVER own = 1 OR count(*) FILTER (WHERE q.suspect) OVER own = 0) AS free"   \
+    " FROM (SELECT e.ctid AS tid, e.@sequence AS sequence, @aggregate_as, @due AS due, @suspect AS suspect"  \
+    "       FROM @table e WHERE @live" after " ORDER BY @aggregate, e.@sequence LIMIT $6) q"                 \
+    " WINDOW own AS (PARTITION BY @names ORDER BY q.sequence ROWS UNBOUNDED PRECEDING)"
 
 /* clang-format off */
 #define CLAIM(after) \
     "WITH RECURSIVE walk AS (" \
-    "    (SELECT 1 AS step, s.* FROM (" STRIDE(after) ") s WHERE s.free OR s.is_last)" \
+    "    (SELECT 1 AS step, s.* FROM (" STRIDE(after) ") s WHERE s.free OR s.place = 1)" \
     "  UNION ALL" \
     "    (SELECT w.step + 1, s.*" \
-    "     FROM walk w CROSS JOIN LATERAL (" STRIDE(" AND (@aggregate) > (@walked)") ") s" \
-    "     WHERE w.is_last AND (s.free OR s.is_last)))," \
-    " walked AS MATERIALIZED (SELECT w.*, row_number() OVER () AS number FROM (SELECT * FROM walk LIMIT $1) w)," \
-    " cut AS MATERIALIZED (SELECT * FROM walked WHERE is_last AND is_full AND free)," \
+    "     FROM (SELECT * FROM walk w ORDER BY @backwards LIMIT 1) w" \
+    "     CROSS JOIN LATERAL (" STRIDE(" AND (@aggregate) > (@walked)") ") s WHERE s.free OR s.place = 1))," \
+    " walked AS MATERIALIZED (SELECT * FROM walk LIMIT $1)," \
+    " ends AS (SELECT DISTINCT ON (w.step) w.* FROM walked w ORDER BY w.step, @backwards, w.sequence DESC)," \
+    " cut AS MATERIALIZED (SELECT * FROM ends WHERE free)," \
     " rest AS (" \
-    "    SELECT w.number - w.place + 1 AS head, r.* FROM cut w CROSS JOIN LATERAL (" \
-    "        SELECT q.tid, w.place + row_number() OVER own AS place," \
-    "               bool_and(q.due AND NOT q.suspect) OVER own AS free" \
+    "    SELECT w.head, w.place + r.place AS place, r.tid, r.free FROM cut w CROSS JOIN LATERAL (" \
+    "        SELECT q.tid, row_number() OVER own AS place, bool_and(q.due AND NOT q.suspect) OVER own AS free" \
     "        FROM (SELECT e.ctid AS tid, e.@sequence AS sequence, @due AS due, @suspect AS suspect" \
     "              FROM @table e WHERE @live AND (@aggregate) = (@walked) AND e.@sequence > w.sequence" \
     "              ORDER BY e.@sequence" \
     "              LIMIT greatest(0, ($2 - (SELECT count(*) FROM walked WHERE free)) / (SELECT count(*) FROM cut)))" \
     "            q WINDOW own AS (ORDER BY q.sequence ROWS UNBOUNDED PRECEDING)) r)," \
     " ready AS (" \
-    "    SELECT w.number - w.place + 1 AS head, w.place, w.tid FROM walked w WHERE w.free" \
-    "    UNION ALL SELECT w.head, w.place, w.tid FROM rest w WHERE w.free ORDER BY 1, 2)," \
+    "    SELECT head, place, tid FROM walked WHERE free" \
+    "    UNION ALL SELECT head, place, tid FROM rest WHERE free)," \
     " locked AS MATERIALIZED (" \
-    "    SELECT w.head, w.place, l.* FROM ready w CROSS JOIN LATERAL (" \
-    "        SELECT e.ctid AS tid, @suspect AS suspect FROM @table e" \
-    "        WHERE e.ctid = w.tid AND @live AND @due LIMIT 1 FOR UPDATE SKIP LOCKED) l" \
-    "    LIMIT $2)," \
-    " run AS MATERIALIZED (" \
-    "    SELECT w.tid, w.line FROM (" \
+    "    SELECT w.*, @suspect AS suspect FROM ready w JOIN @table e ON e.ctid = w.tid" \
+    "    WHERE (e.ctid = w.tid AND @live AND @due) IS TRUE LIMIT $2 FOR UPDATE OF e SKIP LOCKED)," \
+    " run AS (" \
+    "    SELECT w.tid FROM (" \
     "        SELECT q.*, row_number() OVER line AS line, count(*) FILTER (WHERE q.suspect) OVER line AS suspects," \
     "               row_number() OVER (PARTITION BY q.head ORDER BY q.place) AS held" \
     "        FROM locked q WINDOW line AS (ORDER BY q.head, q.place ROWS UNBOUNDED PRECEDING)) w" \
     "    WHERE w.held = w.place AND (w.line = 1 OR w.suspects = 0))," \
     " claimed AS (" \
-    "    UPDATE @table e SET " SET_CLAIMED \
-    " FROM run WHERE e.ctid = run.tid" \
-    "    RETURNING run.line::text AS line, " CLAIMED ")," \
-    " last AS (SELECT w.number::text, @cursor FROM walked w ORDER BY w.number DESC LIMIT 1)" \
-    " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY c.line::bigint"
+    "    UPDATE @table e SET " SET_CLAIMED " WHERE e.ctid = ANY (ARRAY(SELECT tid FROM run))" \
+    "    RETURNING e.@sequence AS sequence, " CLAIMED ")," \
+    " last AS (" \
+    "    SELECT (SELECT count(*) FROM walked)::text AS walked, @cursor FROM walked w" \
+    "    ORDER BY w.step DESC, @backwards LIMIT 1)" \
+    " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY @claimed, c.sequence"
 /* clang-format on */
 static const char claim_template[] = CLAIM("");
 static const char claim_after_template[] = CLAIM(" AND (@aggregate) > (@parameters)");
@@ -170,10 +168,11 @@ static const char settle_template[] =
     " RETURNING v.result, (@event_type)::text,"
     "     (date_part('epoch', now() - e.@created_at) * 1000)::bigint, v.id, v.reason, e.@attempts@logged";
 
-/* The same where all of one claim are published: $1 its id, $2 the ids. */
+/* The same where all of one claim are published: $1 its id, $2 a tid[] as text, where the claim has put its rows. A row that was moved
+ * since is another claim's, or was moved by hand: then it is published again after its lease. */
 static const char settle_done_template[] =
     "UPDATE @table e SET @set_discarded @next_attempt_at = NULL, @no_error @unlock"
-    " FROM unnest($2) AS v (id) WHERE e.@id = v.id::@id_type AND e.@claim_id = $1"
+    " WHERE e.ctid = ANY ($2::tid[]) AND e.@claim_id = $1"
     " RETURNING 'done', (@event_type)::text, (date_part('epoch', now() - e.@created_at) * 1000)::bigint";
 
 /* $1 claim id: one whose reply was lost. Rare, so it scans the live index. */
@@ -246,6 +245,8 @@ static const struct {
     {"names", "q.a#"},
     {"cursor", "w.a#::text AS c#"},
     {"parameters", "$"},
+    {"backwards", "w.a# DESC"},
+    {"claimed", "c.a# COLLATE \"C\""},
 };
 
 /* A table without outages shows one only by its error and the next try. */

@@ -235,7 +235,7 @@ static void forget_worker(size_t number)
     struct outbox_claim *claim = &workers[number].claim;
     db_result_free(claim->rows);
     arena_deinit(&claim->arena);
-    buf_deinit(&claim->ids);
+    buf_deinit(&claim->places);
     buf_deinit(&claim->cursor_text);
     *claim = (struct outbox_claim){.arena = ARENA(4096), .outage_pause_ms = LEASE_MS};
     has_published[number] = false;
@@ -248,19 +248,26 @@ static void die(void)
     forget_worker(number);
 }
 
-/* Time passes for half of the rows. */
+/* Time passes for half of the rows. The UPDATE moves them, as the extension of a lease does, of which a worker knows. */
+static void note_moved(void)
+{
+    for (size_t i = 0; i < WORKERS; i++)
+        workers[i].claim.is_moved = true;
+    read_rows();
+}
+
 static void end_leases(void)
 {
     rig_sql("UPDATE %s SET %s = now() WHERE (payload->>'n')::int %% 2 = %d", form->table->name,
             form->table->locked_until, (int)model_below(2));
-    read_rows();
+    note_moved();
 }
 
 static void end_pauses(void)
 {
     rig_sql("UPDATE %s SET %s = now() WHERE (payload->>'a')::int %% 2 = %d", form->table->name,
             form->table->next_attempt_at, (int)model_below(2));
-    read_rows();
+    note_moved();
 }
 
 /* ---- life ---- */
