@@ -272,6 +272,21 @@ static void end_pauses(void)
 
 /* ---- life ---- */
 
+static void begin_worker(size_t number, int64_t batch)
+{
+    struct outbox *outbox = &workers[number];
+    *outbox =
+        (struct outbox){.config = {.table = form->table}, .settings = rig_settings(), .arena = ARENA(4096)};
+    outbox->settings.batch = batch;
+    outbox->settings.lease_ms = LEASE_MS;
+    outbox->settings.attempts_max = 3;
+    outbox->settings.backoff_base_ms = outbox->settings.backoff_max_ms = LEASE_MS;
+    snprintf(outbox->worker, sizeof outbox->worker, "worker %zu", number);
+    outbox_sql_init(&outbox->sql, form->table, &outbox->arena);
+    forget_worker(number);
+    conns[number] = rig_conn();
+}
+
 static void begin(void)
 {
     form = &rig_forms[model_below(2)];
@@ -281,33 +296,26 @@ static void begin(void)
     memset(has_ended, 0, sizeof has_ended);
     memset(inserted, 0, sizeof inserted);
     outbox_metrics_init();
-    for (size_t i = 0; i < WORKERS; i++) {
-        struct outbox *outbox = &workers[i];
-        *outbox = (struct outbox){
-            .config = {.table = form->table}, .settings = rig_settings(), .arena = ARENA(4096)};
-        outbox->settings.batch = 1 + (int64_t)model_below(6);
-        outbox->settings.lease_ms = LEASE_MS;
-        outbox->settings.attempts_max = 3;
-        outbox->settings.backoff_base_ms = outbox->settings.backoff_max_ms = LEASE_MS;
-        snprintf(outbox->worker, sizeof outbox->worker, "worker %zu", i);
-        outbox_sql_init(&outbox->sql, form->table, &outbox->arena);
-        forget_worker(i);
-        conns[i] = rig_conn();
-    }
+    for (size_t i = 0; i < WORKERS; i++)
+        begin_worker(i, 1 + (int64_t)model_below(6));
 }
 
 static void check(void)
 {
 }
 
+static void end_worker(size_t number)
+{
+    forget_worker(number);
+    arena_deinit(&workers[number].claim.arena);
+    arena_deinit(&workers[number].arena);
+    db_release(conns[number]);
+}
+
 static void end(void)
 {
-    for (size_t i = 0; i < WORKERS; i++) {
-        forget_worker(i);
-        arena_deinit(&workers[i].claim.arena);
-        arena_deinit(&workers[i].arena);
-        db_release(conns[i]);
-    }
+    for (size_t i = 0; i < WORKERS; i++)
+        end_worker(i);
 }
 
 static void test_o3_claims_match_the_model(void **state)
@@ -325,8 +333,56 @@ static void test_o3_claims_match_the_model(void **state)
                                    MODEL_OPERATIONS(operations)});
 }
 
+/* The events of two aggregates in the next batch of worker 0. */
+static void assert_claimed(size_t of_first, size_t of_second)
+{
+    const struct outbox_claim *claim = &workers[0].claim;
+    struct error error = {0};
+    size_t counts[2] = {0};
+    if (outbox_claim_exchange(&workers[0], conns[0], true, clock_deadline_ms(PATIENCE_MS), &error) !=
+        STATUS_OK)
+        fail_msg("%s", error.message);
+    for (size_t i = 0; i < claim->count; i++) {
+        int aggregate, number;
+        place_of(&claim->events[i], &aggregate, &number);
+        counts[aggregate]++;
+    }
+    assert_int_equal(counts[0], of_first);
+    assert_int_equal(counts[1], of_second);
+}
+
+static void test_o3_a_row_that_is_locked_holds_back_its_own_aggregate_alone(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct error error = {0};
+        char text[256];
+        form = &rig_forms[i];
+        rig_clear();
+        rig_insert(form->table, 0, 1, 3);
+        rig_insert(form->table, 1, 1, 2);
+        begin_worker(0, 50);
+        struct db_conn *holder = rig_conn();
+        snprintf(text, sizeof text,
+                 "SELECT 1 FROM %s WHERE payload->>'a' = '0' AND payload->>'n' = '2' FOR UPDATE",
+                 form->table->name);
+        struct db_statement statement = db_statement_of(str_from(text));
+        int64_t deadline_ns = clock_deadline_ms(PATIENCE_MS);
+        assert_int_equal(db_begin(holder, DB_READ_COMMITTED, deadline_ns, &error), STATUS_OK);
+        assert_int_equal(db_exec(holder, &statement, NULL, deadline_ns, NULL, &error), STATUS_OK);
+        assert_claimed(1, 2);
+        db_rollback(holder);
+        db_release(holder);
+        assert_claimed(2, 0);
+        end_worker(0);
+    }
+}
+
 int run_claim_tests(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_o3_claims_match_the_model)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_o3_claims_match_the_model),
+        cmocka_unit_test(test_o3_a_row_that_is_locked_holds_back_its_own_aggregate_alone),
+    };
     return cmocka_run_group_tests_name("claims", tests, NULL, NULL);
 }
