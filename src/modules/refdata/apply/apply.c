@@ -315,6 +315,7 @@ void refdata_apply_report(struct refdata_database *database, const struct refdat
             waited[decided] = commands[i].waited;
             outcomes[decided] = *outcome;
             outcomes[decided].traceparent = commands[i].traceparent;
+            outcomes[decided].is_answered = commands[i].is_answered;
             outcomes[decided++].is_published &= is_published;
         }
         for (size_t j = 0; j < commands[i].other_count; j++) {
