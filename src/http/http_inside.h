@@ -2,10 +2,9 @@
  *
  *     server ─ one home per loop ─ its connections ─ at most one exchange each
  *
- * An idle connection is a small struct and nothing more. While bytes of a request are there it holds an
- * exchange, taken from its home's pool: the block the bytes were read into, the parser, the request, its
- * arena. Pipelined requests use the same exchange one after the other. Output is gathered in the home's one
- * buffer while the connection runs; the connection keeps only what the socket did not take. */
+ * An idle connection is a small struct. While bytes of a request are there it holds an exchange, taken from its home's pool: the block
+ * the bytes were read into, the parser, the request, its arena. Pipelined requests use the same exchange one after the other. Output is
+ * gathered in the home's one buffer while the connection runs; the connection keeps only what the socket did not take. */
 #ifndef FRESHET_HTTP_HTTP_INSIDE_H
 #define FRESHET_HTTP_HTTP_INSIDE_H
 
