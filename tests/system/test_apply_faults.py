@@ -149,7 +149,7 @@ def test_a_snapshot_in_chunks_survives_its_connections(serve, refdata_db):
     whole = [{f"k{at}-{i}": i for i in range(200)} for at in range(8)]
     sent = []
     with Reaper(refdata_db, seed=7, pause=0.1) as reaper:
-        for _ in range(2):
+        while len(sent) < 2 or reaper.reaped == 0:  # a quick machine may be done before a connection was ended
             parts = chunks("D", whole)
             random.Random(len(sent)).shuffle(parts)
             for part in parts:
@@ -160,4 +160,4 @@ def test_a_snapshot_in_chunks_survives_its_connections(serve, refdata_db):
     for version, parts in enumerate(sent):
         assert decided(refdata_db, parts) == [("COMMITTED", version + 1)] * 8
     assert items_of(refdata_db, "D") == {key: value for part in whole for key, value in part.items()}
-    assert version_of(refdata_db, "D") == 2 and reaper.reaped > 0
+    assert version_of(refdata_db, "D") == len(sent)
