@@ -2,13 +2,12 @@
  * needs.
  *
  * Mapped, not malloc'ed, so that pages never touched are not resident and a freed chunk goes back to the
- * kernel at once, but for a few. The next build goes on in the last chunk of its base, after the bytes that older versions
+ * kernel at once. The next build goes on in the last chunk of its base, after the bytes that older versions
  * know, so that a delta of one key does not cost a chunk. Live bytes are kept per version, exactly: at zero
  * the version lets go. */
 #include "cache/internal.h"
 
 #include <assert.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -34,40 +33,8 @@ void *cache_scratch_alloc(size_t size)
     return checked(mmap(NULL, size ? size : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
 }
 
-/* ---- spares: fresh pages are a sixth of what a load of 10,000 rows costs, so it takes those of the version that went before ---- */
-
-#define SPARES_MAX 4
-
-static struct {
-    pthread_mutex_t lock;
-    struct chunk *chunks[SPARES_MAX];
-    unsigned count;
-} spares = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-static bool keep_spare(struct chunk *chunk)
-{
-    bool is_kept = false;
-    pthread_mutex_lock(&spares.lock);
-    if (chunk->mapped == CHUNK_BYTES && spares.count < SPARES_MAX) {
-        spares.chunks[spares.count++] = chunk;
-        is_kept = true;
-    }
-    pthread_mutex_unlock(&spares.lock);
-    return is_kept;
-}
-
-static struct chunk *take_spare(size_t size)
-{
-    struct chunk *chunk = NULL;
-    pthread_mutex_lock(&spares.lock);
-    if (size == CHUNK_BYTES && spares.count > 0)
-        chunk = spares.chunks[--spares.count];
-    pthread_mutex_unlock(&spares.lock);
-    return chunk;
-}
-
 /* Maps a chunk more than is needed and gives back what lies outside the aligned part. */
-static struct chunk *chunk_map(size_t size)
+static struct chunk *chunk_create(struct build *build, size_t size)
 {
     char *start = cache_scratch_alloc(size + CHUNK_BYTES);
     size_t before = (CHUNK_BYTES - ((uintptr_t)start & (CHUNK_BYTES - 1))) & (CHUNK_BYTES - 1);
@@ -77,19 +44,9 @@ static struct chunk *chunk_map(size_t size)
         munmap(start, before);
     if (before < CHUNK_BYTES)
         munmap((char *)chunk + size, CHUNK_BYTES - before);
-    return chunk;
-}
-
-static struct chunk *chunk_create(struct build *build, size_t size)
-{
-    struct chunk *chunk = take_spare(size);
-
-    if (!chunk)
-        chunk = chunk_map(size);
     shared_init(&chunk->shared, build->birth);
     chunk->used = CHUNK_HEADER_BYTES;
     atomic_init(&chunk->claimed, true);
-    chunk->counted = 0;
     chunk->mapped = size;
     atomic_fetch_add_explicit(&mapped_count, 1, memory_order_relaxed);
     return chunk;
@@ -100,8 +57,7 @@ static void chunk_unref(struct chunk *chunk)
     if (!shared_unref(&chunk->shared))
         return;
     cache_count_bytes(NULL, -(int64_t)chunk->counted);
-    if (!keep_spare(chunk))
-        munmap(chunk, chunk->mapped);
+    munmap(chunk, chunk->mapped);
     atomic_fetch_sub_explicit(&mapped_count, 1, memory_order_relaxed);
 }
 

@@ -98,23 +98,6 @@ static void a_reference_keeps_an_old_version_whole(void **state)
     assert_all_freed();
 }
 
-/* Its pages are there already, and what stood in them is not seen. */
-static void a_load_takes_the_memory_of_a_version_that_is_gone(void **state)
-{
-    (void)state;
-    struct cache_snapshot *first = load_numbers(1000, 1);
-    const struct chunk *chunk = cache_chunks_entry(&first->chunks, 0)->chunk;
-
-    cache_snapshot_unref(first);
-    assert_all_freed();
-    struct cache_snapshot *second = load_numbers(10, 2);
-    assert_ptr_equal(cache_chunks_entry(&second->chunks, 0)->chunk, chunk);
-    assert_int_equal(chunk->counted, 4096);
-    assert_int_equal(cache_snapshot_info(second)->item_count, 10);
-    cache_snapshot_unref(second);
-    assert_all_freed();
-}
-
 /* Large enough to be freed aside. */
 static void a_large_snapshot_is_freed_completely(void **state)
 {
@@ -143,7 +126,6 @@ int main(void)
         cmocka_unit_test(paging_by_the_last_key_misses_nothing),
         cmocka_unit_test(the_digest_depends_on_items_alone),
         cmocka_unit_test(a_reference_keeps_an_old_version_whole),
-        cmocka_unit_test(a_load_takes_the_memory_of_a_version_that_is_gone),
         cmocka_unit_test(a_large_snapshot_is_freed_completely),
         cmocka_unit_test(an_item_takes_at_most_24_bytes_beside_its_body),
     };
