@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from lib import on_engines
-from lib.apply import applier, command, commands_on_the_bus, handled, publish, version_of
+from lib.apply import applier, commands_on_the_bus, handled, publish
 from lib.refdata import TENANT, make_table, pod, refdata_db  # noqa: F401
 from lib.wait import eventually
 from lib.writers import chunks, commit, delta, snapshot, status_path, updates_path
@@ -279,21 +279,6 @@ def test_a_command_that_is_delivered_again_is_no_conflict(serve, refdata_db, tok
     publish(refdata_db, [sent.replace('"payload": 1', '"payload": 2').encode()], key=key.encode())
     eventually(lambda: [line["eventId"] for line in server.logs(event="event_id_conflict")] == [body["eventId"]])
     assert items(refdata_db) == {"a": 1}
-
-
-@pytest.mark.skipif(on_engines.carries_commands(), reason="where an engine carries commands, no update is applied in its own commit")
-def test_r10_an_event_applied_in_its_own_commit_has_no_second_effect_as_a_command(serve, refdata_db, token):  # noqa: F811
-    """R10: processed_event has it, whichever way it was applied."""
-    server = serve(refdata_db, applier("B"), args=("--roles", "command,apply,relay"))
-    bodies = [delta("B", {"a": number}) for number in range(5)]
-    client = server.client(token(TENANT))
-    assert [commit(client, body).json()["committedVersion"] for body in bodies] == [1, 2, 3, 4, 5]
-    assert refdata_db.value("select count(*) from refdata.processed_event") == 5
-    publish(refdata_db, [command("B", body["items"], event=body["eventId"]) for body in bodies], requests=False)
-    handled(refdata_db)
-    assert (version_of(refdata_db, "B"), items(refdata_db)) == (5, {"a": 4})
-    assert refdata_db.query("select count(*), count(distinct committed_version) from refdata.update_request"
-                            " where status = 'COMMITTED'") == [(5, 5)]
 
 
 def test_what_others_do_to_a_dictionary_is_seen_by_the_next_update(server, token):

@@ -78,15 +78,16 @@ enum status bus_postgres_heads_choose(struct reader_worker *worker, struct db_co
  * published in that time, which otherwise would wait for the next poll. */
 
 /* $3 the partitions. Never waits: a locked cursor is being handled. */
-static const struct db_statement direct_sql = DB_STATEMENT(
-    "SELECT count(*) FROM ("
-    "    SELECT FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
-    "    WHERE c.group_name = $1 AND c.topic = $2 AND c.partition = ANY ($3::text::int[])"
-    "      AND c.position = p.next_offset"
-    "    FOR UPDATE OF c SKIP LOCKED) locked");
-/* $3 one of them: fails where it cannot be locked. */
+#define DIRECT(answer)                                                                             \
+    "SELECT " answer " FROM ("                                                                     \
+    "    SELECT FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)" \
+    "    WHERE c.group_name = $1 AND c.topic = $2 AND c.partition = ANY ($3::text::int[])"         \
+    "      AND c.position = p.next_offset"                                                         \
+    "    FOR UPDATE OF c SKIP LOCKED) locked"
+static const struct db_statement direct_sql = DB_STATEMENT(DIRECT("count(*)"));
 static const struct db_statement direct_expected_sql =
-    DB_STATEMENT("SELECT platform.lock_cursor($1, $2, $3)");
+    DB_STATEMENT(DIRECT("platform.expect(count(*) = cardinality($3::text::int[]),"
+                        " 'another process handles these partitions, or messages wait there')"));
 
 enum status bus_direct_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
                            const unsigned *partitions, size_t count, bool is_expected, uint64_t *wakes,
@@ -100,15 +101,10 @@ enum status bus_direct_ask(struct bus *bus, struct db_conn *conn, struct str top
     if (!found)
         return error_set(error, STATUS_BAD_REQUEST, "unknown topic");
     *wakes = atomic_load(&found->wakes);
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++)
         db_array_put_i64(&list, partitions[i]);
-        if (is_expected)
-            db_pipeline_add(conn, &direct_expected_sql,
-                            DB_PARAMS(db_cstr(group), db_text(topic), db_int(partitions[i])));
-    }
-    if (!is_expected)
-        db_pipeline_add(conn, &direct_sql,
-                        DB_PARAMS(db_cstr(group), db_text(topic), db_text(db_array_end(&list))));
+    db_pipeline_add(conn, is_expected ? &direct_expected_sql : &direct_sql,
+                    DB_PARAMS(db_cstr(group), db_text(topic), db_text(db_array_end(&list))));
     buf_deinit(&list);
     return STATUS_OK;
 }

@@ -119,7 +119,6 @@ struct refdata_outcome {
     bool makes_version;     /* by this event now; not where another one did, or an earlier commit */
     struct str traceparent; /* of the update; empty = none. Set for refdata_database_decided() */
     bool is_published;      /* that version, in the same commit; until that has ended: it may be */
-    bool is_answered;       /* with its own commit: nobody waits for the decision */
 };
 
 #endif

@@ -156,8 +156,6 @@ static enum status write_batch(struct batch *batch, struct error *error)
         refdata_writer_add(&batch->writer, &savepoint_sql, DB_NO_PARAMS);
     for (size_t i = 0; i < batch->count; i++)
         decide(batch, i);
-    if (batch->is_guessed)
-        refdata_expected_raise(batch);
     write_deltas(batch);
     for (size_t i = 0; i < batch->count; i++) {
         const struct entry *entry = &batch->entries[i];
@@ -267,7 +265,9 @@ enum status refdata_apply_run(struct refdata_database *database, struct db_conn 
         batch.flags &= may_stay_open ? ~(unsigned)REFDATA_APPLY_ALONE : ~(unsigned)REFDATA_APPLY_OPEN;
     bool is_single = batch.pair_count == 1;
     enum status status = STATUS_OK;
-    if (!(flags & REFDATA_APPLY_GUESS && may_stay_open && is_single && refdata_expected_take(&batch))) {
+    if (flags & REFDATA_APPLY_GUESS && may_stay_open && is_single && refdata_expected_take(&batch)) {
+        refdata_expected_ask(&batch);
+    } else {
         status = refdata_batch_read(&batch, error);
         if (status == STATUS_OK && is_single)
             refdata_expected_found(&batch);
@@ -315,7 +315,6 @@ void refdata_apply_report(struct refdata_database *database, const struct refdat
             waited[decided] = commands[i].waited;
             outcomes[decided] = *outcome;
             outcomes[decided].traceparent = commands[i].traceparent;
-            outcomes[decided].is_answered = commands[i].is_answered;
             outcomes[decided++].is_published &= is_published;
         }
         for (size_t j = 0; j < commands[i].other_count; j++) {

@@ -15,7 +15,6 @@ struct refdata_command {
     struct str traceparent;       /* goes on with the invalidation; ptr NULL = none */
     struct span *span;            /* its own, whose traceparent that is; NULL = not recorded */
     bool waited;                  /* in another process perhaps */
-    bool is_answered;             /* its client is: no waiter is looked for */
     bool is_accepted;             /* by a POST or the adapter: it has its row of update_request */
     /* With the decision FAILED: it is a dead letter, and recorded only where it was accepted before. */
     bool is_dead_letter;

@@ -78,9 +78,6 @@ struct batch {
     size_t delta_count;
     struct refdata_writer writer;
     bool is_quiet; /* its only pair is, or is guessed to be, as this process left it */
-    /* Its only pair is guessed to be `expected`: nothing was read. */
-    bool is_guessed;
-    struct pair expected;
 };
 
 /* Longest time for the statements that write a whole snapshot. */
@@ -102,7 +99,7 @@ static inline bool refdata_batch_is_chunk(const struct batch *batch, size_t at)
 
 /* ---- expected.c: of a batch of one pair ---- */
 bool refdata_expected_take(struct batch *batch);  /* in place of refdata_batch_read(), if it returns true; */
-void refdata_expected_raise(struct batch *batch); /* then this is the first statement, when all is decided */
+void refdata_expected_ask(struct batch *batch);   /* then this is the first statement, left in the pipeline */
 void refdata_expected_found(struct batch *batch); /* after refdata_batch_read() */
 void refdata_expected_note(struct batch *batch);  /* all is decided and written */
 

@@ -1,5 +1,5 @@
 /* The state in which this process left the row of a pair. While no other process writes the pair, its next batch is decided from that
- * state instead of reading the row first, and takes one round trip. Its first statement, refdata.raise_pair(), raises the version and fails
+ * state instead of reading the row first, and takes one round trip. Its first statement, refdata.expect_pair(), locks the row and fails
  * if the row differs from the state; the batch is then run again and reads the row.
  *
  * The state is used only if the last batch found the row as the batch before it had left it. So a pair that several processes
@@ -7,8 +7,8 @@
  * the commit fails, the next attempt fails too, or is not made. */
 #include "modules/refdata/apply/batch.h"
 
-static const struct db_statement raise_sql =
-    DB_STATEMENT("select refdata.raise_pair($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::uuid[], $10)");
+static const struct db_statement expect_sql =
+    DB_STATEMENT("select refdata.expect_pair($1, $2, $3, $4, $5, $6::text[]::uuid[], $7)");
 
 static struct refdata_left *slot_of(struct refdata_expected *expected, struct str tenant, struct str code)
 {
@@ -52,30 +52,26 @@ bool refdata_expected_take(struct batch *batch)
         pair->event = arena_str(batch->arena, str_from(left->event_id));
     }
     pthread_mutex_unlock(&expected->lock);
-    for (size_t i = 0; i < batch->count; i++)
-        batch->entries[i].first = i;
-    batch->expected = *pair;
-    batch->is_quiet = batch->is_guessed = is_guessed;
+    batch->is_quiet = is_guessed;
     return is_guessed;
 }
 
-static struct db_param revision_param(struct revision revision)
+void refdata_expected_ask(struct batch *batch)
 {
-    return revision.given ? db_i64(revision.value) : db_null(DB_BIGINT);
-}
-
-void refdata_expected_raise(struct batch *batch)
-{
-    const struct pair *pair = batch->pairs[0], *before = &batch->expected;
+    const struct pair *pair = batch->pairs[0];
     struct buf events = {0};
-    for (size_t i = 0; i < batch->count; i++)
+    for (size_t i = 0; i < batch->count; i++) {
         db_array_put(&events, str_from(batch->commands[i].update.event_id));
-    refdata_writer_add(&batch->writer, &raise_sql,
-                       DB_PARAMS(db_text(pair->tenant), db_text(pair->code), db_i64(before->version),
-                                 db_uuid(before->event), revision_param(before->revision),
-                                 db_i64(pair->version), db_uuid(pair->event), revision_param(pair->revision),
-                                 db_text_array(db_array_end(&events)),
-                                 db_text(refdata_source_name(batch->commands[0].update.source))));
+        batch->entries[i].first = i;
+    }
+    db_pipeline_begin(batch->conn);
+    db_pipeline_add(batch->conn, &expect_sql,
+                    DB_PARAMS(db_text(pair->tenant), db_text(pair->code), db_i64(pair->version),
+                              db_uuid(pair->event),
+                              pair->revision.given ? db_i64(pair->revision.value) : db_null(DB_BIGINT),
+                              db_text_array(db_array_end(&events)),
+                              db_text(refdata_source_name(batch->commands[0].update.source))));
+    db_pipeline_leave(batch->conn, NULL, 0);
     buf_deinit(&events);
 }
 

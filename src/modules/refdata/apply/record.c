@@ -19,15 +19,14 @@ static const struct refdata_rows_sql versions_sql = REFDATA_ROWS_SQL(VERSIONS, "
     "   'version', v::bigint, 'committedAt',"                                                                      \
     "   to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')), keys::text[], trace," \
     "   previous::uuid, " published ", case when " published " then now() end"                                     \
-    " from " rows " as u (t, e, d, v, keys, trace, previous, at) order by at"
-#define REPLACE                                                                                                  \
-    " on conflict (tenant_id, dict_code, version) do update set id = excluded.id, event_id = excluded.event_id," \
-    "   payload = excluded.payload, keys = excluded.keys, traceparent = excluded.traceparent,"                   \
-    "   previous_event_id = excluded.previous_event_id, created_at = excluded.created_at,"                       \
-    "   published = excluded.published, published_at = excluded.published_at, failed_at = null,"                 \
-    "   attempt_count = 0, claim_count = 0, claim_id = null, locked_by = null, locked_until = null,"             \
+    " from " rows " as u (t, e, d, v, keys, trace, previous, at) order by at"                                      \
+    " on conflict (tenant_id, dict_code, version) do update set id = excluded.id, event_id = excluded.event_id,"   \
+    "   payload = excluded.payload, keys = excluded.keys, traceparent = excluded.traceparent,"                     \
+    "   previous_event_id = excluded.previous_event_id, created_at = excluded.created_at,"                         \
+    "   published = excluded.published, published_at = excluded.published_at, failed_at = null,"                   \
+    "   attempt_count = 0, claim_count = 0, claim_id = null, locked_by = null, locked_until = null,"               \
     "   next_attempt_at = null, last_error = null"
-#define OUTBOX(rows) EVENTS(rows, "false") REPLACE
+#define OUTBOX(rows) EVENTS(rows, "false")
 static const struct refdata_rows_sql outbox_sql = REFDATA_ORDERED_SQL(OUTBOX, "$1, $2, $3, $4, $5, $6, $7");
 /* The same for the versions of one pair, $8 and $9, which are published too (relay.c): $10 the partition of the topic, whose row is
  * locked to the end of the transaction, $11 their number. They are left to a relay while earlier ones of the pair wait for it, and where
@@ -35,8 +34,7 @@ static const struct refdata_rows_sql outbox_sql = REFDATA_ORDERED_SQL(OUTBOX, "$
  * wakes the relay. */
 #define PARTITION "topic = '" REFDATA_INVALIDATIONS "' and partition = $10"
 #define IS_NEXT "exists (select from next)"
-#define MADE(rows, conflict) \
-    " made as (" EVENTS(rows, IS_NEXT) conflict " returning id, event_id, traceparent, payload),"
+#define MADE(rows) " made as (" EVENTS(rows, IS_NEXT) " returning id, event_id, traceparent, payload),"
 #define PUBLISH_MADE(made)                                                                          \
     "with next as materialized ("                                                                   \
     "   select from platform.bus_partition where " PARTITION                                        \
@@ -55,12 +53,8 @@ static const struct refdata_rows_sql outbox_sql = REFDATA_ORDERED_SQL(OUTBOX, "$
     "          convert_to(payload::text, 'UTF8')"                                                   \
     "   from slot, made)"                                                                           \
     " select " IS_NEXT
-#define PUBLISH(rows) PUBLISH_MADE(MADE(rows, REPLACE))
+#define PUBLISH(rows) PUBLISH_MADE(MADE(rows))
 static const struct refdata_rows_sql publish_sql = REFDATA_ORDERED_SQL(PUBLISH, "$1, $2, $3, $4, $5, $6, $7");
-/* Of a guessed batch. A version that was set back fails there, and the batch is run again with the statement above. */
-#define PUBLISH_NEW(rows) PUBLISH_MADE(MADE(rows, ""))
-static const struct refdata_rows_sql publish_new_sql =
-    REFDATA_ORDERED_SQL(PUBLISH_NEW, "$1, $2, $3, $4, $5, $6, $7");
 /* For hydration, where some consumer asked for an item of the dictionary (H4). */
 enum { CHANGE_KEYS_MAX = 1000 }; /* with more, what consumers hold is looked up instead */
 #define CHANGES(rows)                                              \
@@ -111,8 +105,7 @@ static void write_outbox(struct batch *batch, struct refdata_columns *outbox)
         refdata_columns_write(outbox, &outbox_sql, &batch->writer);
         return;
     }
-    const struct db_statement *statement =
-        refdata_columns_bind(outbox, batch->is_guessed ? &publish_new_sql : &publish_sql, params);
+    const struct db_statement *statement = refdata_columns_bind(outbox, &publish_sql, params);
     params[COLUMNS] = db_text(pair->tenant);
     params[COLUMNS + 1] = db_text(pair->code);
     params[COLUMNS + 2] =
@@ -189,8 +182,7 @@ enum status refdata_batch_record(struct batch *batch, struct error *error)
     refdata_columns_begin(&versions, 5, batch->arena);
     for (size_t i = 0; i < batch->pair_count; i++) {
         const struct pair *pair = batch->pairs[i];
-        if (pair->version == pair->locked_version ||
-            batch->is_guessed) /* refdata_expected_raise() has written it */
+        if (pair->version == pair->locked_version)
             continue;
         refdata_columns_add(
             &versions,

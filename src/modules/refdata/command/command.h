@@ -122,8 +122,7 @@ struct refdata_commit_pace { /* of one committer */
     int64_t guess_from_ns; /* before this time updates that nobody waits for are not guessed to be new */
     int64_t warn_from_ns;  /* before this time no warning is logged */
 };
-/* On a worker: every post gets its result and goes back to its loop. No two of them name the same event, key or chunk. The array is
- * overwritten. */
+/* On a worker: every post gets its result. No two of them name the same event, key or chunk. The array is overwritten. */
 void refdata_commit_posts(struct refdata_database *database, struct refdata_commit_pace *pace,
                           struct refdata_post **posts, size_t count);
 

@@ -49,17 +49,7 @@ struct group {
     bool is_to_be_woken; /* commands may be queued: wake the consumers of the topic */
     size_t queued;       /* commands in the last commit */
     struct error error;
-    struct arena arena;              /* of the last try */
-    struct refdata_command *applied; /* by the commit, one of each post; NULL: none */
-    bool is_published;               /* as refdata_apply_report() takes it */
 };
-
-/* Its loop may free it at once. */
-static void give_back(struct refdata_post *post, enum refdata_post_result result)
-{
-    post->result = result;
-    loop_post(post->loop, &post->committed);
-}
 
 /* The statement that accepts the group, in the open pipeline. */
 static struct refdata_acceptance **add_acceptances(const struct group *group, struct db_conn *conn,
@@ -152,19 +142,6 @@ static enum status apply_directly(struct group *group, struct db_conn *conn, str
     return status;
 }
 
-/* The clients are answered first, so the report has no use of what is in the posts: it takes copies. */
-static void keep_for_report(struct group *group, struct refdata_command *commands)
-{
-    for (size_t i = 0; i < group->count; i++) {
-        struct refdata_outcome *outcome = &commands[i].outcome;
-        outcome->tenant = arena_str(&group->arena, outcome->tenant);
-        outcome->dict_code = arena_str(&group->arena, outcome->dict_code);
-        commands[i].traceparent = arena_str(&group->arena, commands[i].traceparent);
-        commands[i].is_answered = true;
-    }
-    group->applied = commands;
-}
-
 /* SQL that takes long must not keep others from being accepted: after a timeout the committer keeps its tenants apart. */
 static enum status commit_direct(struct group *group, struct db_conn *conn, struct arena *arena)
 {
@@ -190,10 +167,8 @@ static enum status commit_direct(struct group *group, struct db_conn *conn, stru
         refdata_acceptance_take_new(acceptance);
         acceptance->state = commands[i].outcome.state;
     }
-    if (status == STATUS_OK) {
-        keep_for_report(group, commands);
-        group->is_published = db_pipeline_is_true(conn);
-    }
+    if (status == STATUS_OK)
+        refdata_apply_report(group->database, commands, group->count, db_pipeline_is_true(conn));
     group->pace->was_slow |= status == STATUS_DB_RETRY; /* another transaction holds a lock */
     status = note_commit(group, status);
     return status == STATUS_DB_ERROR ? STATUS_DB_RETRY : status;
@@ -266,8 +241,8 @@ static enum status commit_queued(struct group *group, struct db_conn *conn, stru
             group->posts[kept++] = post;
             continue;
         }
+        post->result = REFDATA_POST_REFUSED;
         refdata_acceptance_error(&post->acceptance, &post->error);
-        give_back(post, REFDATA_POST_REFUSED);
     }
     group->count = kept;
     if (kept < all) /* the others begin again, without its rows */
@@ -293,18 +268,18 @@ static enum status commit_queued(struct group *group, struct db_conn *conn, stru
 static enum status try_once(struct group *group, struct db_conn *conn)
 {
     enum status status;
-    struct arena *arena = &group->arena;
-    arena_reset(arena);
+    struct arena arena = ARENA(4096);
     if (group->way == GUESSED && !may_be_guessed(group))
         group->way = QUEUED;
     if (group->way <= DIRECT)
-        status = commit_direct(group, conn, arena);
+        status = commit_direct(group, conn, &arena);
     else if (group->way == GUESSED)
-        status = commit_guessed(group, conn, arena);
+        status = commit_guessed(group, conn, &arena);
     else
-        status = commit_queued(group, conn, arena);
+        status = commit_queued(group, conn, &arena);
     if (group->way != QUEUED)
         group->way++;
+    arena_deinit(&arena);
     return status;
 }
 
@@ -323,60 +298,46 @@ static bool may_try_again(const struct group *group, enum status status, bool is
     return group->is_unknown || (is_connected && tries < 3);
 }
 
-/* Tries until the outcome is known, or no more is worth it. */
-static enum status try_until_known(struct group *group)
+/* False: the server refuses a statement, and it is not known for which of several posts. */
+static bool commit_group(struct group *group)
 {
     enum status status = STATUS_DB_RETRY;
     bool is_connected = true;
+    for (size_t i = 0; i < group->count; i++)
+        if (group->posts[i]->deadline_ns > group->deadline_ns)
+            group->deadline_ns = group->posts[i]->deadline_ns;
+    group->way = may_be_direct(group) ? EXPECTED : GUESSED;
     for (int tries = 0; group->count > 0; tries++) {
         struct db_conn *conn = NULL;
         if (tries > 0 && !may_try_again(group, status, is_connected, tries))
-            return status;
+            break;
         status = db_acquire(group->database->site.pool, group->deadline_ns, &conn, &group->error);
         is_connected = status == STATUS_OK;
         if (is_connected)
             status = try_once(group, conn);
         db_release(conn); /* rolls back what was not committed */
         if (status == STATUS_OK)
-            return status;
+            break;
     }
-    return STATUS_OK; /* all of them were refused */
-}
-
-static void give_back_all(const struct group *group, enum status status)
-{
+    if (group->count == 0) /* all of them were refused */
+        status = STATUS_OK;
+    if (status == STATUS_DB_ERROR && group->count > 1)
+        return false;
     for (size_t i = 0; i < group->count; i++) {
         struct refdata_post *post = group->posts[i];
         if (status == STATUS_OK) {
-            give_back(post,
-                      post->acceptance.result == REFDATA_NEW ? REFDATA_POST_TAKEN : REFDATA_POST_REPLAYED);
+            post->result =
+                post->acceptance.result == REFDATA_NEW ? REFDATA_POST_TAKEN : REFDATA_POST_REPLAYED;
             continue;
         }
+        post->result = group->is_unknown ? REFDATA_POST_UNKNOWN : REFDATA_POST_REFUSED;
         post->error = group->error;
         post->error.status = STATUS_UNAVAILABLE;
-        give_back(post, group->is_unknown ? REFDATA_POST_UNKNOWN : REFDATA_POST_REFUSED);
     }
-}
-
-/* False: the server refuses a statement, and it is not known for which of several posts. */
-static bool commit_group(struct group *group)
-{
-    for (size_t i = 0; i < group->count; i++)
-        if (group->posts[i]->deadline_ns > group->deadline_ns)
-            group->deadline_ns = group->posts[i]->deadline_ns;
-    group->way = may_be_direct(group) ? EXPECTED : GUESSED;
-    group->arena = ARENA(4096);
-    enum status status = try_until_known(group);
-    bool is_decided = status != STATUS_DB_ERROR || group->count <= 1;
-    if (is_decided && status == STATUS_OK && group->is_to_be_woken)
+    if (status == STATUS_OK && group->is_to_be_woken)
         refdata_commands_wake(group->database, group->queued);
-    if (is_decided)
-        give_back_all(group, status);
-    if (group->applied)
-        refdata_apply_report(group->database, group->applied, group->count, group->is_published);
-    arena_deinit(&group->arena);
-    if (!is_decided || status == STATUS_OK || clock_mono_ns() < group->pace->warn_from_ns)
-        return is_decided;
+    if (status == STATUS_OK || clock_mono_ns() < group->pace->warn_from_ns)
+        return true;
     group->pace->warn_from_ns = clock_deadline_ms(1000);
     log_warn("updates_not_committed", LOG_STR("database", group->database->name),
              LOG_INT("updates", (long long)group->count), LOG_BOOL("unknown", group->is_unknown),

@@ -153,14 +153,6 @@ static size_t take_group(struct refdata_committer *committer, struct refdata_pos
 
 /* ---- committing it, on a worker ---- */
 
-/* It is overload: nothing was accepted. */
-static void refuse_post(struct refdata_post *post, const char *why)
-{
-    post->result = REFDATA_POST_REFUSED;
-    error_set(&post->error, STATUS_OVERLOADED, "%s", why);
-    loop_post(post->loop, &post->committed);
-}
-
 static int64_t committer_step(struct task *task, void *context)
 {
     struct refdata_committer *committer = context;
@@ -176,7 +168,8 @@ static int64_t committer_step(struct task *task, void *context)
                 posts[count++] = group[i];
                 continue;
             } /* else it was answered, and must not be committed any more */
-            refuse_post(group[i], "other updates were committed all the time");
+            group[i]->result = REFDATA_POST_REFUSED;
+            error_set(&group[i]->error, STATUS_OVERLOADED, "other updates were committed all the time");
         }
         if (count > 0) {
             committer->pace.is_queued = kind == KIND_QUEUED;
@@ -187,6 +180,8 @@ static int64_t committer_step(struct task *task, void *context)
             metric_observe(metric_series_get(&refdata_commit_seconds_family, NULL),
                            (double)(clock_mono_ns() - begun_ns) / 1e9);
         }
+        for (size_t i = 0; i < taken; i++)
+            loop_post(group[i]->loop, &group[i]->committed);
     }
     return TASK_IDLE;
 }
@@ -194,6 +189,13 @@ static int64_t committer_step(struct task *task, void *context)
 /* ---- from outside ---- */
 
 static const char full_text[] = "too many updates wait for their commit";
+
+static void refuse_displaced(struct refdata_post *post)
+{
+    post->result = REFDATA_POST_REFUSED;
+    error_set(&post->error, STATUS_OVERLOADED, full_text);
+    loop_post(post->loop, &post->committed);
+}
 
 enum status refdata_committer_add(struct refdata_committer *committer, struct refdata_post *post,
                                   struct error *error)
@@ -210,7 +212,7 @@ enum status refdata_committer_add(struct refdata_committer *committer, struct re
         turns_put(&committer->turns, post->share, &post->turn);
     pthread_mutex_unlock(&committer->lock);
     if (displaced)
-        refuse_post(post_of(displaced), full_text);
+        refuse_displaced(post_of(displaced));
     if (status == STATUS_OK)
         task_wake(committer->task);
     return status;

@@ -121,8 +121,6 @@ void refdata_decisions_made(struct refdata_decisions *decisions, const struct re
     for (size_t i = 0; i < count; i++) {
         const struct refdata_state *state = &outcomes[i].state;
         struct str tenant = outcomes[i].tenant;
-        if (outcomes[i].is_answered)
-            continue;
         release_waiters(decisions, tenant, state);
         /* Sent also where a client waited here: the update may have been sent to several processes. */
         if (!waited || !waited[i] || !decisions->notifier)
