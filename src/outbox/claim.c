@@ -369,11 +369,30 @@ static enum status release_doubtful(struct outbox *outbox, struct db_conn *conn,
     return status;
 }
 
-static void take_settled(struct outbox *outbox, struct db_result *rows, size_t unsettled)
+/* Rows that were moved by hand, as by VACUUM FULL, are not where the claim has put them: those are settled by their ids. */
+static void settle_moved(struct outbox *outbox, struct db_conn *conn, int64_t deadline_ns)
+{
+    struct outbox_claim *claim = &outbox->claim;
+    struct db_result *rows = NULL;
+    struct error error = {0};
+    claim->is_moved = true;
+    db_pipeline_begin(conn);
+    add_settle(outbox, conn);
+    if (db_pipeline_end(conn, deadline_ns, &rows, 1, NULL, &error) != STATUS_OK)
+        return; /* they are published again after the lease */
+    claim->settled += db_result_rows(rows);
+    outbox_report_settled(outbox->config.table, rows);
+    db_result_free(rows);
+}
+
+static void take_settled(struct outbox *outbox, struct db_conn *conn, struct db_result *rows,
+                         size_t unsettled, int64_t deadline_ns)
 {
     struct outbox_claim *claim = &outbox->claim;
     claim->settled = db_result_rows(rows);
     outbox_report_settled(outbox->config.table, rows);
+    if (claim->settled < unsettled && !claim->is_moved)
+        settle_moved(outbox, conn, deadline_ns);
     if (claim->settled < unsettled)
         log_warn("outbox_claim_lost", LOG_CSTR("module", outbox->config.table->module),
                  LOG_INT("events", unsettled - claim->settled));
@@ -442,7 +461,7 @@ enum status outbox_claim_exchange(struct outbox *outbox, struct db_conn *conn, b
         return status;
     }
     if (settles)
-        take_settled(outbox, results[AT_SETTLE], unsettled);
+        take_settled(outbox, conn, results[AT_SETTLE], unsettled, deadline_ns);
     empty_claim(claim);
     if (claims) {
         take_claimed(outbox, results[at_claim], sent_ns);

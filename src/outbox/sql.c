@@ -20,7 +20,8 @@
  * their aggregate, and not suspect (two claims lost) unless they are the first. Of an aggregate without free rows the first row stands
  * for it. `rest` continues tails that a stride may have cut off, if the batch has room: a single long tail fills it, several share it.
  * `locked` separates engines, and drops rows that changed between snapshot and lock; `run` drops all later rows of their aggregate. So
- * no two engines hold rows of one aggregate. A suspect is claimed alone.
+ * no two engines hold rows of one aggregate. `ready` is materialized, since PostgreSQL runs what is below a lock again for each row that
+ * changed. A suspect is claimed alone, and before all others, which could otherwise go before it for ever.
  *
  * Rows are found again by ctid, never by their key: where almost everything is published, statistics say that nothing is
  * live, and a plan made by them would look for each key through all that is. IS TRUE keeps the planner from the index of live rows. */
@@ -49,9 +50,9 @@
     "        FROM (SELECT e.ctid AS tid, e.@sequence AS sequence, @due AS due, @suspect AS suspect" \
     "              FROM @table e WHERE @live AND (@aggregate) = (@walked) AND e.@sequence > w.sequence" \
     "              ORDER BY e.@sequence" \
-    "              LIMIT greatest(0, ($2 - (SELECT count(*) FROM walked WHERE free)) / (SELECT count(*) FROM cut)))" \
+    "              LIMIT greatest(0, ($2 - (SELECT count(*) FROM walked WHERE free)) / nullif((SELECT count(*) FROM cut), 0)))" \
     "            q WINDOW own AS (ORDER BY q.sequence ROWS UNBOUNDED PRECEDING)) r)," \
-    " ready AS (" \
+    " ready AS MATERIALIZED (" \
     "    SELECT head, place, tid FROM walked WHERE free" \
     "    UNION ALL SELECT head, place, tid FROM rest WHERE free)," \
     " locked AS MATERIALIZED (" \
@@ -61,7 +62,8 @@
     "    SELECT w.tid FROM (" \
     "        SELECT q.*, row_number() OVER line AS line, count(*) FILTER (WHERE q.suspect) OVER line AS suspects," \
     "               row_number() OVER (PARTITION BY q.head ORDER BY q.place) AS held" \
-    "        FROM locked q WINDOW line AS (ORDER BY q.head, q.place ROWS UNBOUNDED PRECEDING)) w" \
+    "        FROM locked q WINDOW line AS (ORDER BY q.suspect AND q.place = 1 DESC, q.head, q.place" \
+    "                                      ROWS UNBOUNDED PRECEDING)) w" \
     "    WHERE w.held = w.place AND (w.line = 1 OR w.suspects = 0))," \
     " claimed AS (" \
     "    UPDATE @table e SET " SET_CLAIMED " WHERE e.ctid = ANY (ARRAY(SELECT tid FROM run))" \
@@ -168,8 +170,7 @@ static const char settle_template[] =
     " RETURNING v.result, (@event_type)::text,"
     "     (date_part('epoch', now() - e.@created_at) * 1000)::bigint, v.id, v.reason, e.@attempts@logged";
 
-/* The same where all of one claim are published: $1 its id, $2 a tid[] as text, where the claim has put its rows. A row that was moved
- * since is another claim's, or was moved by hand: then it is published again after its lease. */
+/* The same where all of one claim are published: $1 its id, $2 a tid[] as text, where the claim has put its rows. */
 static const char settle_done_template[] =
     "UPDATE @table e SET @set_discarded @next_attempt_at = NULL, @no_error @unlock"
     " WHERE e.ctid = ANY ($2::tid[]) AND e.@claim_id = $1"

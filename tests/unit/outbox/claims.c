@@ -378,11 +378,100 @@ static void test_o3_a_row_that_is_locked_holds_back_its_own_aggregate_alone(void
     }
 }
 
+/* Its rows lie after those of the other aggregate in the table, as they do where that one is always busy. */
+static void test_o3_a_suspect_goes_before_an_aggregate_that_is_always_busy(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        form = &rig_forms[i];
+        rig_clear();
+        rig_insert(form->table, 0, 1, 3);
+        rig_insert(form->table, 1, 1, 1);
+        rig_sql("UPDATE %s SET %s = 2 WHERE payload->>'a' = '1'", form->table->name, form->table->claims);
+        begin_worker(0, 50);
+        assert_claimed(0, 1);
+        end_worker(0);
+    }
+}
+
+static void settle_as_done(size_t number)
+{
+    struct outbox_claim *claim = &workers[number].claim;
+    for (size_t i = 0; i < claim->count; i++)
+        claim->results[i].kind = OUTBOX_DONE;
+}
+
+static void test_o2_rows_that_were_moved_by_hand_are_settled(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        form = &rig_forms[i];
+        rig_clear();
+        rig_insert(form->table, 0, 1, 3);
+        begin_worker(0, 50);
+        assert_claimed(3, 0);
+        rig_sql("DELETE FROM %s WHERE payload->>'n' = '0'", form->table->name);
+        rig_sql("VACUUM FULL %s", form->table->name);
+        settle_as_done(0);
+        assert_claimed(0, 0);
+        assert_int_equal(workers[0].claim.settled, 3);
+        assert_int_equal(rig_count(form, form->published), 3);
+        end_worker(0);
+    }
+}
+
+enum { DRAINERS = 3, DRAINED = 2000 }; /* of each aggregate */
+static struct error drain_errors[DRAINERS];
+
+static void *drain(void *context)
+{
+    size_t number = (size_t)(uintptr_t)context;
+    struct error *error = &drain_errors[number];
+    enum status status = STATUS_OK;
+    bool has_more = true;
+    while (status == STATUS_OK && has_more) {
+        settle_as_done(number);
+        status = outbox_claim_exchange(&workers[number], conns[number], true, clock_deadline_ms(PATIENCE_MS),
+                                       error);
+        has_more = workers[number].claim.count > 0 || workers[number].claim.more;
+    }
+    error->status = status;
+    return NULL;
+}
+
+/* A row that another engine claims or settles between the snapshot of a claim and its lock is left out, and the claim goes on. */
+static void test_o3_engines_that_claim_at_the_same_moment_do_not_disturb_each_other(void **state)
+{
+    pthread_t threads[DRAINERS];
+    (void)state;
+    form = &rig_forms[0];
+    rig_clear();
+    for (int a = 0; a < AGGREGATES; a++)
+        rig_insert(form->table, a, 1, DRAINED);
+    for (size_t i = 0; i < DRAINERS; i++) {
+        begin_worker(i, 20);
+        drain_errors[i] = (struct error){0};
+    }
+    for (size_t i = 0; i < DRAINERS; i++)
+        pthread_create(&threads[i], NULL, drain, (void *)(uintptr_t)i);
+    for (size_t i = 0; i < DRAINERS; i++)
+        pthread_join(threads[i], NULL);
+    for (size_t i = 0; i < DRAINERS; i++) {
+        if (drain_errors[i].status != STATUS_OK)
+            fail_msg("%s", drain_errors[i].message);
+        end_worker(i);
+    }
+    assert_int_equal(rig_count(form, form->published), AGGREGATES * DRAINED);
+}
+
 int run_claim_tests(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_o3_claims_match_the_model),
         cmocka_unit_test(test_o3_a_row_that_is_locked_holds_back_its_own_aggregate_alone),
+        cmocka_unit_test(test_o3_a_suspect_goes_before_an_aggregate_that_is_always_busy),
+        cmocka_unit_test(test_o2_rows_that_were_moved_by_hand_are_settled),
+        cmocka_unit_test(test_o3_engines_that_claim_at_the_same_moment_do_not_disturb_each_other),
     };
     return cmocka_run_group_tests_name("claims", tests, NULL, NULL);
 }
