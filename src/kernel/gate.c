@@ -23,6 +23,7 @@ struct parked_check {
 void kernel_identity_keep(struct http_request *request)
 {
     request->identity = auth_identity_copy(request->identity, request->arena);
+    request->carried.identity = NULL;
 }
 
 static enum auth_answer ask(struct kernel *kernel, struct http_request *request, struct error *error)

@@ -1,12 +1,13 @@
 """One client does not starve or exhaust the others: scrapes, bodies, answers nobody reads, descriptors (issue 11.12, 11.13)."""
+import contextlib
 import select
 import socket
 import time
 
 import pytest
 
-from lib.refdata import TENANT, module_refdata_db, path, pod, refdata_db  # noqa: F401
-from lib.wait import eventually
+from lib.refdata import TENANT, item_path, module_refdata_db, path, pod, refdata_db, write_builtin  # noqa: F401
+from lib.wait import PATIENCE, eventually
 from lib.wire import RawConnection, request_bytes
 
 pytestmark = pytest.mark.roles("query")
@@ -214,3 +215,24 @@ def test_memory_is_given_back_after_a_burst(serve, module_refdata_db, token):
     for connection in held:
         connection.close()
     eventually(lambda: server.metrics()["freshet_memory_trims_total"] >= 1)
+
+
+def test_c6_answers_that_come_before_a_body_are_one_each_and_take_no_room_of_heads(serve, module_refdata_db, token):
+    """A request that was answered before its body came waits on its sender's account, not on that of heads, and has one answer."""
+    write_builtin(module_refdata_db, "EARLY", {"a": 1}, 1)
+    server = serve(module_refdata_db, pod("EARLY", limits={"memory": "64MiB"}, http={"loops": 1}))
+    with contextlib.ExitStack() as held:
+        connections = [held.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)) for _ in range(700)]
+        for connection in connections:
+            connection.sendall(request_bytes("POST", "/nope", {"Content-Length": "60000"}))
+            assert connection.recv(65536).count(b"HTTP/1.1 ") == 1
+        get = request_bytes("GET", item_path("EARLY", "a"), {"Authorization": f"Bearer {token()}"})
+        with RawConnection(server.port, source="127.0.0.2") as other:
+            other.send(get[:30])
+            time.sleep(0.05)  # to come in two reads, not for any outcome
+            other.send(get[30:])
+            assert other.read_response().status == 200
+        for connection in connections:
+            connection.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                assert connection.recv(65536) == b"", "a second answer"
