@@ -58,7 +58,8 @@ static void miss(struct refdata *refdata, struct http_request *request, struct s
                      refdata_keeper_admit, &(struct refdata_demand){.code = code});
 }
 
-/* That of the request before, where this one repeats it. *holding NULL: there is none called *code. */
+/* That of the request before, where this one repeats all of its path but the last segment, which is never {dictCode}. *holding NULL:
+ * there is none called *code. */
 static enum status find_holding(struct http_request *request, struct refdata_holding **holding,
                                 struct str *code, struct error *error)
 {
