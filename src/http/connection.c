@@ -333,21 +333,12 @@ static void end_turn(struct http_connection *connection)
     set_deadline(connection);
 }
 
-/* A request whose body is discarded has its answer: a second one would be taken for that of the next request. */
-static void refuse_overloaded(struct http_connection *connection)
-{
-    if (connection->state == HTTP_STATE_DISCARD)
-        http_connection_finish(connection, true);
-    else
-        http_connection_fail(connection, STATUS_OVERLOADED);
-}
-
 /* After a turn: is there memory for the exchange, if it still needs one? */
 static bool may_stay(const struct http_connection *connection)
 {
     struct http_exchange *exchange = connection->exchange;
 
-    if (exchange && connection->state == HTTP_STATE_DISCARD) /* it waits for its client, no longer as a head */
+    if (exchange && connection->state == HTTP_STATE_DISCARD) /* it waits for its client, not as a head */
         return http_budget_hold_waiting(exchange);
     if (!exchange || (exchange->charged > 0 && !exchange->has_waited))
         return true;
@@ -396,7 +387,7 @@ static void take_turn(struct http_connection *connection, const struct http_turn
             http_connection_cut(connection);
             return;
         }
-        refuse_overloaded(connection);
+        http_connection_fail(connection, STATUS_OVERLOADED);
     }
     keep_unsent(connection);
     end_turn(connection);
@@ -424,13 +415,13 @@ static bool read_some(struct http_connection *connection)
     struct http_exchange *exchange = connection->exchange;
     size_t room = http_exchange_make_room(exchange, connection->state != HTTP_STATE_HEAD);
     if (room == 0) {
-        refuse_overloaded(connection);
+        http_connection_fail(connection, STATUS_OVERLOADED);
         return false;
     }
     ssize_t got = http_socket_receive(connection, exchange->block + exchange->end, room);
     if (got < 0 && errno != EAGAIN && errno != EINTR) {
         if (errno == ENOBUFS)
-            refuse_overloaded(connection);
+            http_connection_fail(connection, STATUS_OVERLOADED);
         else
             http_connection_drop(connection);
         return false;

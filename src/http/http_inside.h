@@ -402,7 +402,7 @@ void http_dispatch_end_key(struct http_exchange *exchange); /* ends the idempote
 
 /* response.c */
 unsigned http_status_slot(int status); /* a small number for each status; unknown ones share the last */
-/* Answers without a request (408, 503, a worker that is too late), then closes. */
+/* Answers without a request (408, 503, a worker that is too late), then closes. Only closes where the request has its answer: DISCARD. */
 void http_connection_fail(struct http_connection *connection, enum status status);
 void http_connection_refuse(struct http_connection *connection, const struct error *error); /* the same */
 /* After its head was written. */

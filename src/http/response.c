@@ -186,7 +186,10 @@ static void put_error(struct buf *out, const struct http_route *route, const str
 
 void http_connection_fail(struct http_connection *connection, enum status status)
 {
-    http_connection_refuse(connection, &(struct error){.status = status});
+    if (connection->state == HTTP_STATE_DISCARD)
+        http_connection_finish(connection, true);
+    else
+        http_connection_refuse(connection, &(struct error){.status = status});
 }
 
 void http_connection_refuse(struct http_connection *connection, const struct error *error)
