@@ -79,13 +79,16 @@ static void test_a_killed_backend_is_DB_DOWN_and_the_server_comes_back(void **st
 {
     (void)state;
     struct db_pool *pool = test_pool(2);
-    struct db_conn *conn = test_acquire(pool);
+    struct db_conn *conn = test_acquire(pool), *other = test_acquire(pool);
     struct error error = {0};
     test_sql(conn, "SELECT 'prepared before'");
-    /* kill -9: the postmaster then restarts everything */
+    /* kill -9: the postmaster then ends all others, as soon as it notices, and restarts everything */
     kill(backend_of(conn), SIGKILL);
     assert_int_equal(test_try(conn, "SELECT 'prepared before'", PATIENCE_MS, &error), STATUS_DB_DOWN);
+    while (test_try(other, "SELECT 1", PATIENCE_MS, &error) == STATUS_OK)
+        ;
     db_release(conn);
+    db_release(other);
     conn = acquire_working(pool);
     assert_string_equal(test_sql(conn, "SELECT 'prepared before'"), "prepared before");
     db_release(conn);
