@@ -1,5 +1,6 @@
 /* The private Kafka of the tests: Java run as a child, a proxy as another, the mock cluster where there are no jars. */
 #include "kafka_fixture.h"
+#include "../lib/free_port.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -54,23 +55,6 @@ static int listen_anywhere(unsigned *port)
         die("no free port");
     *port = ntohs(address.sin_port);
     return fd;
-}
-
-/* One that the kernel gives to no client meanwhile: ports of clients begin at 32768. */
-static unsigned free_port(void)
-{
-    static unsigned last;
-
-    for (int tries = 0; tries < 1000; tries++) {
-        last = last ? last + 1 : 20000 + (unsigned)getpid() % 12000;
-        struct sockaddr_in address = loopback(last);
-        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        bool is_free = fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof address) == 0;
-        close(fd);
-        if (is_free)
-            return last;
-    }
-    die("no free port");
 }
 
 static int dial(unsigned port)

@@ -1,5 +1,6 @@
 /* Private Redis servers: children of the test, killed with it. hiredis's own blocking client asks them. */
 #include "redis_fixture.h"
+#include "../lib/free_port.h"
 
 #include <arpa/inet.h>
 #include <ftw.h>
@@ -32,19 +33,6 @@ static void die(const char *what)
 {
     fprintf(stderr, "redis_fixture: %s\n", what);
     exit(1);
-}
-
-unsigned redis_fixture_free_port(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof address;
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-
-    if (fd < 0 || bind(fd, (struct sockaddr *)&address, len) != 0 ||
-        getsockname(fd, (struct sockaddr *)&address, &len) != 0)
-        die("no free port");
-    close(fd);
-    return ntohs(address.sin_port);
 }
 
 /* ---- asking ---- */
@@ -298,8 +286,8 @@ static void prepare(unsigned count)
         die("no temporary directory");
     fixture.count = count;
     for (unsigned i = 0; i < count; i++) {
-        fixture.ports[i] = redis_fixture_free_port();
-        fixture.bus_ports[i] = redis_fixture_free_port();
+        fixture.ports[i] = free_port();
+        fixture.bus_ports[i] = free_port();
         snprintf(fixture.addresses[i], sizeof fixture.addresses[i], "127.0.0.1:%u", fixture.ports[i]);
         fixture.address_list[i] = fixture.addresses[i];
     }

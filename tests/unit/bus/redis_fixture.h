@@ -14,7 +14,6 @@ void redis_fixture_start_single(const char *const *options); /* more of redis-se
 void redis_fixture_stop(void);
 
 const char *redis_fixture_directory(void);
-unsigned redis_fixture_free_port(void);
 unsigned redis_fixture_count(void);
 unsigned redis_fixture_port(unsigned node);
 const char *const *redis_fixture_addresses(void); /* HOST:PORT of each */

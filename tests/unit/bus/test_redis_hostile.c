@@ -102,6 +102,8 @@ static void meet(struct str bytes, bool endless, bool cluster)
         assert_int_not_equal(status, STATUS_OK);
         nanosleep(&(const struct timespec){.tv_nsec = 5000000}, NULL);
     }
+    for (int64_t limit_ns = clock_deadline_ms(60000); fake.connections == 0 && clock_mono_ns() < limit_ns;)
+        nanosleep(&(const struct timespec){.tv_nsec = 5000000}, NULL);
     process_close(&process);
     fake_stop();
     assert_true(fake.connections >= 1);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "../lib/free_port.h"
 #include "test_redis.h"
 
 static char directory[64];
@@ -56,7 +57,7 @@ static void test_tls_and_password(void **state)
     assert_non_null(mkdtemp(directory));
     if (!make_certificate("server", "IP:127.0.0.1") || !make_certificate("other", "IP:127.0.0.1"))
         skip();
-    snprintf(port, sizeof port, "%u", redis_fixture_free_port());
+    snprintf(port, sizeof port, "%u", free_port());
     const char *const options[] = {"--tls-port",
                                    port,
                                    "--tls-cert-file",

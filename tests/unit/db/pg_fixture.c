@@ -1,5 +1,6 @@
 /* The private PostgreSQL of the tests: initdb, run as a child, killed with us. */
 #include "pg_fixture.h"
+#include "../lib/free_port.h"
 
 #include <arpa/inet.h>
 #include <ftw.h>
@@ -101,20 +102,8 @@ static void make_cluster(void)
         die("initdb failed");
 }
 
-static unsigned free_port(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof address;
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-
-    if (fd < 0 || bind(fd, (struct sockaddr *)&address, len) != 0 ||
-        getsockname(fd, (struct sockaddr *)&address, &len) != 0)
-        die("no free port");
-    close(fd);
-    return ntohs(address.sin_port);
-}
-
-void pg_fixture_resume(void)
+/* False where it ends instead: another server may have the port. */
+static bool server_comes_up(void)
 {
     char data[96], port[16];
 
@@ -137,9 +126,17 @@ void pg_fixture_resume(void)
                                "deadlock_timeout=50ms",
                                NULL};
     fixture.postmaster = run("postgres", arguments);
-    for (int i = 0; i < 600 && PQping(fixture.url) != PQPING_OK; i++)
+    for (int i = 0; i < 1200 && PQping(fixture.url) != PQPING_OK; i++) {
         usleep(50000);
-    if (PQping(fixture.url) != PQPING_OK)
+        if (waitpid(fixture.postmaster, NULL, WNOHANG) != 0)
+            return false;
+    }
+    return PQping(fixture.url) == PQPING_OK;
+}
+
+void pg_fixture_resume(void)
+{
+    if (!server_comes_up())
         die("the server does not come up");
 }
 
@@ -156,9 +153,13 @@ void pg_fixture_start(void)
 {
     find_programs();
     make_cluster();
-    fixture.port = free_port();
-    snprintf(fixture.url, sizeof fixture.url, "postgresql://freshet@127.0.0.1:%u/postgres", fixture.port);
-    pg_fixture_resume();
+    for (int tries = 0; tries < 5; tries++) {
+        fixture.port = free_port();
+        snprintf(fixture.url, sizeof fixture.url, "postgresql://freshet@127.0.0.1:%u/postgres", fixture.port);
+        if (server_comes_up())
+            return;
+    }
+    die("no server comes up");
 }
 
 static int remove_entry(const char *path, const struct stat *stat, int type, struct FTW *ftw)
