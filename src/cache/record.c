@@ -34,7 +34,7 @@ struct record_shape cache_record_shape(struct str key, struct str payload)
     return shape;
 }
 
-/* Where LARGE keeps them, behind the body's length. */
+/* Where LARGE keeps them, after the body's length. */
 static char *tag_at(const struct cache_record *record)
 {
     return (char *)(record + 1) + sizeof(uint32_t);
