@@ -42,7 +42,8 @@ struct task {
     int64_t hold_ns;  /* wakes wait until then */
     int64_t delay_ns; /* as the last run returned it */
     int64_t slack_ns; /* how much later than due_ns the timer may fire */
-    bool has_retried; /* in this run */
+    bool is_to_submit; /* when the lock is released */
+    bool has_retried;  /* in this run */
     struct backoff backoff;
 };
 
@@ -103,8 +104,7 @@ static void submit_job(struct task *task)
 {
     task_move(task, TASK_QUEUED);
     task->due_ns = CLOCK_NEVER;
-    if (!worker_pool_submit(task->config.pool, &task->job))
-        retry_job_later(task);
+    task->is_to_submit = true;
 }
 
 /* In WAITING: begins a run, or sees to it that the timer does. */
@@ -132,6 +132,21 @@ static bool was_last_callback(struct task *task)
     if (task->state == TASK_STOPPING)
         task_move(task, TASK_STOPPED);
     return task->state == TASK_STOPPED;
+}
+
+/* A job is submitted after the lock is released: the worker that it wakes takes the lock first of all. Until the worker has it, the
+ * task is QUEUED or STOPPING, and stays. */
+static void unlock_and_submit(struct task *task)
+{
+    bool submits = task->is_to_submit;
+    task->is_to_submit = false;
+    pthread_mutex_unlock(&task->lock);
+    if (!submits || worker_pool_submit(task->config.pool, &task->job))
+        return;
+    pthread_mutex_lock(&task->lock);
+    if (!was_last_callback(task))
+        retry_job_later(task);
+    pthread_mutex_unlock(&task->lock);
 }
 
 /* ---- on a worker ---- */
@@ -178,7 +193,7 @@ static void run_ended(struct worker_job *job)
             run_or_wait(task);
         }
     }
-    pthread_mutex_unlock(&task->lock);
+    unlock_and_submit(task);
 }
 
 int64_t task_retry(struct task *task)
@@ -233,7 +248,7 @@ static void on_timer(struct loop_timer *timer)
     } else {
         start_timer(task);
     }
-    pthread_mutex_unlock(&task->lock);
+    unlock_and_submit(task);
 }
 
 static void call_unlocked(struct task *task, void (*callback)(void *context))
@@ -275,7 +290,7 @@ static void on_message(struct loop *loop, struct loop_message *message)
         loop_free_later(loop, task, free_task);
     }
     start_timer(task);
-    pthread_mutex_unlock(&task->lock);
+    unlock_and_submit(task);
 }
 
 /* ---- any thread ---- */
@@ -287,7 +302,7 @@ void task_wake(struct task *task)
     pthread_mutex_lock(&task->lock);
     if (task->state == TASK_WAITING)
         run_or_wait(task);
-    pthread_mutex_unlock(&task->lock);
+    unlock_and_submit(task);
 }
 
 struct task *task_create(const struct task_config *config)
@@ -313,7 +328,7 @@ void task_start(struct task *task, int64_t delay_ns)
     task_move(task, TASK_WAITING);
     task->due_ns = delay_ns == TASK_IDLE ? CLOCK_NEVER : clock_mono_ns() + delay_ns;
     run_or_wait(task);
-    pthread_mutex_unlock(&task->lock);
+    unlock_and_submit(task);
 }
 
 bool task_stop(struct task *task, int64_t grace_ns)

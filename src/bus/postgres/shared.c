@@ -87,8 +87,10 @@ static const struct db_statement lock_attached_sql = DB_STATEMENT(
     "    FOR UPDATE OF c SKIP LOCKED)"
     " SELECT max(due.position), max(due.next_offset),"
     "        platform.expect(count(*) = 1, 'another process handles this message, or one before it waits')"
-    " FROM due JOIN platform.bus_message m ON m.topic = $2 AND m.partition = $3"
-    "      AND m.message_offset = due.position AND m.key = $4 AND m.headers = $5 AND m.payload = $6");
+    " FROM due CROSS JOIN LATERAL ("
+    "    SELECT FROM platform.bus_message m"
+    "    WHERE m.topic = $2 AND m.partition = $3 AND m.message_offset = due.position"
+    "      AND m.key = $4 AND m.headers = $5 AND m.payload = $6 OFFSET 0) m");
 
 enum column { PARTITION, POSITION, ATTEMPTS, LAST_ERROR, NEXT_OFFSET, OTHERS, MESSAGE };
 
