@@ -67,11 +67,15 @@ const commands = {
   post_message: ({ project_id, session_id, content, key }) => client.postMessage(project_id, session_id, content, key ? { key } : {}),
   request: async ({ method, target, body }) =>
     (await client.request(method, target, body === undefined ? {} : { body: JSON.stringify(body) })).json,
-  async follow({ name, dictionary, idle = 45, only, boxed }) {
+  async follow({ name, dictionary, idle = 45, only, boxed, fails_at }) {
     changes.set(name, []);
     const options = { idleMs: idle * 1000, onChange: (batch) => changes.get(name).push(batch) };
     if (only) options.convert = (payload) => payload[only];
     if (boxed) options.convert = (payload) => new Map(Object.entries(payload));
+    if (fails_at) options.convert = (payload) => {
+      if (payload.label >= fails_at) throw new Error("too high");
+      return payload;
+    };
     copies.set(name, await client.follow(dictionary, options));
     return copies.get(name).version;
   },

@@ -61,8 +61,17 @@ def torn(name, seconds):
     return [wrong, seen]
 
 
-def follow(name, dictionary, idle=45.0, only=None, boxed=False):
-    convert = (lambda value: tuple(value.items())) if boxed else (lambda value: value[only]) if only else None
+def label_below(limit):
+    def convert(value):
+        if value["label"] >= limit:
+            raise ValueError("too high")
+        return value
+    return convert
+
+
+def follow(name, dictionary, idle=45.0, only=None, boxed=False, fails_at=None):
+    convert = ((lambda value: tuple(value.items())) if boxed else (lambda value: value[only]) if only
+               else label_below(fails_at) if fails_at else None)
     COPIES[name] = STATE["client"].follow(dictionary, idle_timeout=idle, convert=convert,
                                           on_change=STATE.setdefault(f"changes {name}", []).append)
     return COPIES[name].version

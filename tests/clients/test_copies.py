@@ -289,6 +289,31 @@ def test_changes_that_are_no_longer_kept_are_read_anew(drive, serve, refdata_db,
             assert len(last[1]) == 50 and last[2] == ["odd"]
 
 
+def test_a_copy_whose_convert_fails_ends(drive, serve, refdata_db, token):
+    """By a change, by the first load, and by a load after 410: the copy names the item, and is not read again and again."""
+    with steady(serve, refdata_db, "FAILS", versions=2) as (stays, victim), FaultyLine(victim.port) as line:
+        client = drive(line.url, token=token())
+        with Client(stays.port, token()) as writer:
+            write = Writer(stays, token(), "FAILS").write
+            write(writer)
+            client("follow", name="change", dictionary="FAILS", fails_at=2)
+            client("follow", name="load", dictionary="FAILS", fails_at=7)
+            write(writer)
+            failed = eventually(lambda: client("copy", name="change")["error"])
+            assert "ConvertFailed" in str(failed) and "k" in str(failed)
+            is_the_truth(client, "load", refdata_db, "FAILS")
+            line.target = free_port()  # nobody is there
+            line.cut()
+            for _ in range(7):
+                write(writer)
+        line.target = victim.port
+        failed = eventually(lambda: "ConvertFailed" in str(client("copy", name="load")["error"]) and client("copy", name="load"))
+        assert failed["reloads"] == 0 and client("copy_get", name="load", key="k0") == {"label": 2}
+        with pytest.raises(Refusal) as failed:
+            client("follow", name="first", dictionary="FAILS", fails_at=1)
+        assert failed.value.name == "ConvertFailed"
+
+
 def test_a_database_that_went_back_is_followed_back(drive, serve, refdata_db, token):
     """R14: after a restore the last versions do not exist. The copy must not keep what was lost."""
     write_builtin(refdata_db, "BACK", {"kept": 1, "lost": 2}, version=9)

@@ -4,7 +4,7 @@
  * It is read as one JSON stream and followed from that version on. A reader sees whole versions only: the changes that lead to one
  * are applied together. What a reader gets is the object that is stored: do not change it.
  */
-import { ApiError, Closed, FreshetError, TimeoutError, Unavailable } from "./errors.js";
+import { ApiError, Closed, ConvertFailed, FreshetError, TimeoutError, Unavailable } from "./errors.js";
 import type { components } from "./schema.js";
 import { type Batch, Watch } from "./streams.js";
 import { isRepeatable, pauseMs, sleep, type Transport } from "./transport.js";
@@ -12,7 +12,7 @@ import { isRepeatable, pauseMs, sleep, type Transport } from "./transport.js";
 type Item = components["schemas"]["Item"];
 
 export interface CopyOptions<Value> {
-  /** What to keep of a payload. */
+  /** What to keep of a payload. If it throws, the copy ends: `error` is then a ConvertFailed. */
   convert?: (payload: unknown) => Value;
   /** Called after each change. When everything had to be read anew, also with objects of `convert` that did not change. */
   onChange?: (batch: Batch) => void;
@@ -130,22 +130,27 @@ export class Copy<Value = unknown> implements Iterable<[string, Value]> {
     try {
       for await (const batch of this.watch.batches()) this.apply(batch);
     } catch (error) {
-      this.failure = error; // of `convert`: there is no way on
+      this.failure = error; // ConvertFailed: the next versions cannot be held either
       this.close();
     }
   }
 
   private apply(batch: Batch): void {
     const converted = new Map<string, Value>();
-    for (const [key, payload] of batch.upserts) converted.set(key, this.convert(payload));
+    for (const [key, payload] of batch.upserts) converted.set(key, this.convert(key, payload));
     for (const [key, value] of converted) this.items.set(key, value);
     for (const key of batch.deletes) this.items.delete(key);
     this.arrived(batch.version);
     this.tell({ ...batch, upserts: converted });
   }
 
-  private convert(payload: unknown): Value {
-    return this.options.convert ? this.options.convert(payload) : (payload as Value);
+  private convert(key: string, payload: unknown): Value {
+    if (!this.options.convert) return payload as Value;
+    try {
+      return this.options.convert(payload);
+    } catch (error) {
+      throw new ConvertFailed(key, error);
+    }
   }
 
   private arrived(version: number): void {
@@ -185,7 +190,7 @@ export class Copy<Value = unknown> implements Iterable<[string, Value]> {
     for await (const batch of stream.batches())
       for (const line of batch) {
         const item = JSON.parse(line) as Item;
-        items.set(item.key, this.convert(item.payload));
+        items.set(item.key, this.convert(item.key, item.payload));
       }
     const version = stream.headers.get("x-dict-version");
     if (version === null) throw new FreshetError("X-Dict-Version can't be read: CORS must expose it");
@@ -199,7 +204,7 @@ export class Copy<Value = unknown> implements Iterable<[string, Value]> {
 
   /**
    * The changes since our version can't be had: everything is read anew. Never a lower version, unless the database itself went
-   * back. Tries until it succeeds or the copy is closed.
+   * back. Tries until it succeeds, the copy is closed, or `convert` fails.
    */
   private async reload(gap: ApiError): Promise<number> {
     let minVersion = gap.code === "VERSION_NOT_COMMITTED" ? 0 : this.current;
@@ -209,7 +214,7 @@ export class Copy<Value = unknown> implements Iterable<[string, Value]> {
         this.takeOver(...(await this.load(minVersion)));
         break;
       } catch (error) {
-        if (this.watch.closed) throw error;
+        if (this.watch.closed || error instanceof ConvertFailed) throw error;
         if (error instanceof ApiError && error.code === "VERSION_NOT_COMMITTED") minVersion = 0;
         await this.watch.pause(error);
       }

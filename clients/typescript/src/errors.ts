@@ -60,6 +60,13 @@ export class UpdatePending extends FreshetError {
 /** It did not happen in time. */
 export class TimeoutError extends FreshetError {}
 
+/** Your `convert` threw (`cause`) for the item `key`: the copy has ended, since it cannot hold this version. */
+export class ConvertFailed extends FreshetError {
+  constructor(readonly key: string, cause: unknown) {
+    super(`convert failed for the item ${JSON.stringify(key)}: ${String(cause)}`, { cause });
+  }
+}
+
 /** It was closed meanwhile. */
 export class Closed extends FreshetError {}
 

@@ -11,7 +11,7 @@ import time
 from types import TracebackType
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Type
 
-from .errors import ApiError, Closed, FreshetError, Unavailable
+from .errors import ApiError, Closed, ConvertFailed, FreshetError, Unavailable
 from .streams import LOG, Batch, Watch
 from .transport import Transport, is_repeatable, pause_s
 
@@ -111,8 +111,8 @@ class Copy(Mapping[str, Any]):
                 self._apply(batch)
         except Closed:
             pass
-        except Exception as error:  # pylint: disable=broad-except # of `convert`: there is no way on
-            LOG.exception("freshet: the copy has ended")
+        except Exception as error:  # pylint: disable=broad-except # ConvertFailed: the next versions cannot be held either
+            LOG.error("freshet: the copy has ended: %s", error, exc_info=not isinstance(error, ConvertFailed))
             with self._condition:
                 self._failure, self._is_closed = error, True
                 self._condition.notify_all()
@@ -121,7 +121,7 @@ class Copy(Mapping[str, Any]):
     def _apply(self, batch: Batch) -> None:
         upserts = batch.upserts
         if self._convert:
-            upserts = {key: self._convert(payload) for key, payload in upserts.items()}
+            upserts = {key: self._converted(key, payload) for key, payload in upserts.items()}
         with self._condition:
             self._items.update(upserts)
             for key in batch.deletes:
@@ -129,6 +129,14 @@ class Copy(Mapping[str, Any]):
             self._version = batch.version
             self._condition.notify_all()
         self._tell(Batch(batch.version, upserts, batch.deletes))
+
+    def _converted(self, key: str, payload: Any) -> Any:
+        if not self._convert:
+            return payload
+        try:
+            return self._convert(payload)
+        except Exception as error:  # pylint: disable=broad-except
+            raise ConvertFailed(key, error) from error
 
     def _tell(self, batch: Batch) -> None:
         if self._on_change:
@@ -179,7 +187,7 @@ class Copy(Mapping[str, Any]):
         if self._is_closed:
             raise Closed("the copy is closed")
         for item in json.loads(b"[" + b",".join(lines) + b"]"):
-            payload = self._convert(item["payload"]) if self._convert else item["payload"]
+            payload = self._converted(item["key"], item["payload"])
             before = self._items.get(item["key"], _MISSING)
             items[item["key"]] = before if before is not _MISSING and before == payload else payload
 
@@ -190,13 +198,13 @@ class Copy(Mapping[str, Any]):
 
     def _reload(self, gap: ApiError) -> int:
         """The changes since our version can't be had: everything is read anew. Never a lower version, unless the database itself
-        went back. Tries until it succeeds or the copy is closed."""
+        went back. Tries until it succeeds, the copy is closed, or `convert` fails."""
         min_version = 0 if gap.code == "VERSION_NOT_COMMITTED" else self._version
         while True:
             try:
                 version, items = self._load(min_version)
                 break
-            except Closed:
+            except (Closed, ConvertFailed):
                 raise
             except Exception as error:  # pylint: disable=broad-except
                 if isinstance(error, ApiError) and error.code == "VERSION_NOT_COMMITTED":

@@ -60,5 +60,13 @@ class UpdatePending(FreshetError):
         super().__init__(f"update {event_id} is not decided yet")
 
 
+class ConvertFailed(FreshetError):
+    """Your `convert` raised `__cause__` for the item `key`: the copy has ended, since it cannot hold this version."""
+
+    def __init__(self, key: str, error: Exception) -> None:
+        self.key = key
+        super().__init__(f"convert failed for the item {key!r}: {error!r}")
+
+
 class Closed(FreshetError):
     """It was closed meanwhile."""
