@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/failpoint.h"
+#include "base/log.h"
 #include "kernel/dead_inside.h"
 
 enum {
@@ -107,25 +108,45 @@ static int by_place(const void *x, const void *y)
     return (a->offset > b->offset) - (a->offset < b->offset);
 }
 
+static enum status requeue_batch(struct dead_change *change, struct dead_item *items, size_t count,
+                                 struct error *error)
+{
+    size_t decided = 0;
+    enum status status = decide(change, items, count, &decided, error);
+    if (status == STATUS_OK && decided > 0)
+        status = publish(change, items, decided, error);
+    if (status == STATUS_OK)
+        change->changed += (int64_t)decided;
+    return status;
+}
+
 /* In batches by bytes. The partitions are locked before the first decision and decisions are made in the order of places, so that neither
- * publishers nor other operators wait for this transaction in a circle. */
+ * publishers nor other operators wait for this transaction in a circle. If a later batch fails, the decisions of those before it are kept:
+ * Kafka and NATS have their messages already, and the next requeue would send them twice. */
 static enum status requeue(struct dead_change *change, struct dead_item *items, size_t count,
                            struct error *error)
 {
     const struct dead_place *place = &change->place;
+    static const struct db_statement savepoint_sql = DB_STATEMENT(DB_SAVEPOINT_SQL);
     enum status status = STATUS_OK;
     if (count > 0)
         status = bus_dead_lock(place->dead, str_from(place->topic->topic), place->deadline_ns, error);
     qsort(items, count, sizeof *items, by_place);
     int64_t until_ns = clock_deadline_ms(LOCKED_MS);
     for (size_t begin = 0; begin < count && status == STATUS_OK;) {
-        size_t end = begin, bytes = 0, decided = 0;
+        size_t end = begin, bytes = 0;
         while (end < count && end - begin < BATCH_MAX && bytes < BATCH_BYTES_MAX)
             bytes += items[end++].bytes;
-        status = decide(change, items + begin, end - begin, &decided, error);
-        if (status == STATUS_OK && decided > 0)
-            status = publish(change, items + begin, decided, error);
-        change->changed += (int64_t)decided;
+        if (begin > 0)
+            status = db_exec(place->conn, &savepoint_sql, DB_NO_PARAMS, place->deadline_ns, NULL, error);
+        if (status == STATUS_OK)
+            status = requeue_batch(change, items + begin, end - begin, error);
+        if (status != STATUS_OK && begin > 0) {
+            log_warn("dead_letters_not_requeued", LOG_CSTR("topic", place->name),
+                     LOG_INT("requeued", change->changed), LOG_ERROR_FIELDS(error));
+            change->has_more = true;
+            return db_rollback_to_savepoint(place->conn, place->deadline_ns, error);
+        }
         begin = end;
         if (begin < count && clock_mono_ns() >= until_ns) { /* the rest is for the next request */
             change->has_more = true;

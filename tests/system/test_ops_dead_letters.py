@@ -247,6 +247,22 @@ def test_a_requeue_that_takes_long_commits_what_it_has_done(client, refdata_db):
     assert rest["changed"] >= 24 - answer["changed"] and "more" not in rest  # those requeued have died again meanwhile
 
 
+def test_a_requeue_keeps_the_batches_before_one_that_fails(client, refdata_db):  # noqa: F811
+    """Otherwise the next requeue sends their messages a second time: Kafka and NATS take nothing back."""
+    put_letters(refdata_db, 200)
+    put_letters(refdata_db, 1, key=b"acme:REFUSED")
+    refdata_db.query("create function platform.refuse() returns trigger language plpgsql as $$ begin"
+                     " raise exception 'refused by the test'; end $$;"
+                     "create trigger refuse before insert on platform.bus_message for each row"
+                     " when (new.topic = 'refdata.commands' and new.key = 'acme:REFUSED') execute function platform.refuse()")
+    assert post(client, "requeue", {"filter": {}}) == {"matched": 201, "changed": 200, "dry_run": False, "more": True}
+    assert refdata_db.value("select changed from platform.ops_audit order by at desc limit 1") == 200
+    assert refdata_db.value("select count(*) from platform.dead_letter_decision") == 200
+    assert client.post("/v1/ops/dead-letters/" + COMMANDS + "/requeue", {"reason": "again", "filter": {}}).status >= 500
+    refdata_db.query("drop trigger refuse on platform.bus_message")
+    assert post(client, "requeue", {"filter": {}})["changed"] >= 1  # and those that have died again meanwhile
+
+
 def test_a_source_that_does_not_exist_is_404(client):
     assert page(client, "/v1/ops/dead-letters/refdata.nothing", 404)["code"] == "NOT_FOUND"
     assert page(client, f"{PATH}/0-999999", 404)["code"] == "NOT_FOUND"
