@@ -124,6 +124,7 @@ struct doctor_metric {
     bool is_below;
     double limit;
     double less_now_days; /* not 0: the value is a time, of which this many days must be left */
+    bool is_joined;       /* one finding for all its samples: they have the same cause */
     const char *what;     /* with %s for the labels */
     const char *help;     /* arguments of freshet, with %URL% for the pod's; or a whole command after a ! */
 };

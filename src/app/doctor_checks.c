@@ -2,15 +2,15 @@
 #include "app/doctor.h"
 
 /* Samples of a metric of a pod that are below, or above, the limit. */
-#define BELOW(name, limit, what, help)   \
-    &(const struct doctor_metric)        \
-    {                                    \
-        name, true, limit, 0, what, help \
+#define BELOW(name, limit, what, help)          \
+    &(const struct doctor_metric)               \
+    {                                           \
+        name, true, limit, 0, false, what, help \
     }
-#define ABOVE(name, limit, what, help)    \
-    &(const struct doctor_metric)         \
-    {                                     \
-        name, false, limit, 0, what, help \
+#define ABOVE(name, limit, what, help)           \
+    &(const struct doctor_metric)                \
+    {                                            \
+        name, false, limit, 0, false, what, help \
     }
 #define SHOW_HEALTH "!curl -sS %URL%/actuator/health"
 
@@ -26,7 +26,8 @@ const struct doctor_check doctor_checks[] = {
     {"role_missing", DOCTOR_CRITICAL, DOCTOR_REFDATA | DOCTOR_STORE, doctor_check_roles,
      "work waits for a role that no process reports to run", NULL},
     {"role_down", DOCTOR_CRITICAL, DOCTOR_POD, doctor_check_metric, "a role of a pod cannot work",
-     BELOW("freshet_role_up", 1, "%s cannot work", SHOW_HEALTH)},
+     &(const struct doctor_metric){"freshet_role_up", true, .limit = 1, .is_joined = true,
+                                   .what = "%s cannot work", .help = SHOW_HEALTH}},
     {"template_refused", DOCTOR_CRITICAL, DOCTOR_REFDATA, doctor_check_templates,
      "PostgreSQL refuses the SQL of a dictionary", NULL},
     {"dictionary_unavailable", DOCTOR_CRITICAL, DOCTOR_POD, doctor_check_metric,

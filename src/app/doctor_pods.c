@@ -121,11 +121,20 @@ static const char *fill_help(struct doctor_place *place, const char *help, const
     return command;
 }
 
+static void report_samples(struct doctor_place *place, const char *labels)
+{
+    const struct doctor_metric *wanted = place->check->argument;
+    const char *cut = strstr(wanted->what, "%s");
+    doctor_found(place, fill_help(place, wanted->help, labels), "%.*s%s%s", (int)(cut - wanted->what),
+                 wanted->what, labels, cut + 2);
+}
+
 void doctor_check_metric(struct doctor_place *place)
 {
     const struct doctor_metric *wanted = place->check->argument;
     double now_s = (double)clock_unix_us() / 1e6;
     double limit = wanted->less_now_days > 0 ? now_s + wanted->less_now_days * 86400 : wanted->limit;
+    struct buf joined = {0};
     struct sample sample;
     size_t at = 0, count = 0;
     while (next_sample(place, wanted->name, &at, &sample)) {
@@ -134,10 +143,14 @@ void doctor_check_metric(struct doctor_place *place)
         if (count++ == FOUND_MAX)
             break;
         const char *labels = describe(place, sample.labels);
-        const char *cut = strstr(wanted->what, "%s");
-        doctor_found(place, fill_help(place, wanted->help, labels), "%.*s%s%s", (int)(cut - wanted->what),
-                     wanted->what, labels, cut + 2);
+        if (wanted->is_joined)
+            buf_printf(&joined, "%s%s", count > 1 ? ", " : "", labels);
+        else
+            report_samples(place, labels);
     }
+    if (buf_str(&joined).len)
+        report_samples(place, arena_str(&place->arena, buf_str(&joined)).ptr);
+    buf_deinit(&joined);
 }
 
 void doctor_check_memory(struct doctor_place *place)
