@@ -177,7 +177,7 @@ void http_exchange_next(struct http_exchange *exchange)
     exchange->entry = NULL;
     exchange->is_late = exchange->closes = exchange->is_chunked = false;
     exchange->work = NULL;
-    exchange->source.produce = NULL;
+    exchange->producer.produce = NULL;
     exchange->deadline_ns = 0;
     exchange->discarded = 0;
     exchange->body_since_ns = 0;
@@ -356,8 +356,8 @@ static void on_handler_done(struct worker_job *job)
     struct http_connection *connection = exchange->connection;
     struct http_server *server = exchange->home->server;
     struct http_request *request = &exchange->request;
-    const struct http_source source = exchange->source; /* recorded */
-    struct worker_pool *next_pool = work->next_pool;    /* that http_request_hand_on() named */
+    const struct http_producer producer = exchange->producer; /* recorded */
+    struct worker_pool *next_pool = work->next_pool;          /* that http_request_hand_on() named */
     work->next_pool = NULL;
     if (next_pool && !is_abandoned(exchange) && !job->cancelled) {
         if (worker_pool_submit(next_pool, job))
@@ -368,15 +368,15 @@ static void on_handler_done(struct worker_job *job)
     if (is_abandoned(exchange)) {
         if (exchange->observed.is_due)
             http_observe_end(exchange, 0);
-        if (source.produce)
-            source.release(source.context);
+        if (producer.produce)
+            producer.release(producer.context);
         http_dispatch_end_key(exchange); /* not before: until now the handler was running */
         http_budget_free_answer(exchange);
         http_exchange_release(exchange);
     } else {
         http_exchange_unpark(exchange);
-        if (source.produce) {
-            http_send_stream(request, &work->recorded, &source);
+        if (producer.produce) {
+            http_send_stream(request, &work->recorded, &producer);
         } else if (work->recorded.status) {
             http_send(request, &work->recorded);
             if (exchange->answer_charged > 0)

@@ -3,14 +3,14 @@
  * whole. */
 #include "http/http_inside.h"
 
-static enum http_source_state produce_bytes(void *context, struct buf *out, size_t room)
+static enum http_producer_state produce_bytes(void *context, struct buf *out, size_t room)
 {
     struct str *unsent = context;
     size_t len = unsent->len < room ? unsent->len : room;
 
     buf_put(out, unsent->ptr, len);
     *unsent = str_skip(*unsent, len);
-    return unsent->len == 0 ? HTTP_SOURCE_END : HTTP_SOURCE_MORE;
+    return unsent->len == 0 ? HTTP_PRODUCER_END : HTTP_PRODUCER_MORE;
 }
 
 static void release_nothing(void *context)
@@ -40,7 +40,7 @@ void http_send_fixed(struct http_request *request, const struct http_fixed *fixe
     struct str *unsent = arena_alloc(request->arena, sizeof *unsent);
     *unsent = form->bytes;
     http_send_stream(request, &response,
-                     &(struct http_source){
+                     &(struct http_producer){
                          .produce = produce_bytes,
                          .release = release_nothing,
                          .context = unsent,

@@ -1,6 +1,6 @@
-/* Streams as gzip: a source that takes the bytes of another one and gives them compressed.
+/* Streams as gzip: a producer that takes the bytes of another one and gives them compressed.
  *
- *     source ──▶ at most HTTP_GZIP_SLICE_BYTES ──▶ deflate ──▶ out
+ *     producer ──▶ at most HTTP_GZIP_SLICE_BYTES ──▶ deflate ──▶ out
  *
  * A slice at a time, on the loop: after each the connection looks at the clock and gives the loop to others when its turn is over
  * (http_stream_rests()). A stream holds STATE_BYTES for deflate, charged to its tenant, and no bytes: the slice is the
@@ -29,8 +29,8 @@ enum {
 struct gzip {
     z_stream stream;
     struct http_home *home;
-    struct http_source source;
-    uint64_t left; /* of the source's content_length */
+    struct http_producer producer;
+    uint64_t left; /* of the producer's content_length */
     uint64_t tenant;
 };
 
@@ -54,20 +54,21 @@ static void put_deflated(z_stream *stream, struct str bytes, bool is_last, struc
 
 /* ---- a stream ---- */
 
-static enum http_source_state produce_gzip(void *context, struct buf *out, size_t room)
+static enum http_producer_state produce_gzip(void *context, struct buf *out, size_t room)
 {
     struct gzip *gzip = context;
     struct buf *in = &gzip->home->gzip_in;
 
     (void)room; /* a slice leaves less than that, or little more */
     buf_clear(in);
-    enum http_source_state state = gzip->source.produce(gzip->source.context, in, HTTP_GZIP_SLICE_BYTES);
+    enum http_producer_state state =
+        gzip->producer.produce(gzip->producer.context, in, HTTP_GZIP_SLICE_BYTES);
     gzip->home->has_compressed = true;
     uint64_t len = buf_len(in);
-    if (state == HTTP_SOURCE_FAIL || len > gzip->left || (state == HTTP_SOURCE_END && len < gzip->left))
-        return HTTP_SOURCE_FAIL;
+    if (state == HTTP_PRODUCER_FAIL || len > gzip->left || (state == HTTP_PRODUCER_END && len < gzip->left))
+        return HTTP_PRODUCER_FAIL;
     gzip->left -= len;
-    put_deflated(&gzip->stream, buf_str(in), state == HTTP_SOURCE_END, out);
+    put_deflated(&gzip->stream, buf_str(in), state == HTTP_PRODUCER_END, out);
     return state;
 }
 
@@ -75,19 +76,19 @@ static void release_gzip(void *context)
 {
     struct gzip *gzip = context;
 
-    gzip->source.release(gzip->source.context);
+    gzip->producer.release(gzip->producer.context);
     (void)deflateEnd(&gzip->stream); /* it complains of a stream that was not finished */
     budget_release_tenant(BUDGET_REQUESTS, gzip->tenant, STATE_BYTES);
     free(gzip);
 }
 
-bool http_gzip_begin(struct http_exchange *exchange, bool has_body, const struct http_source *source,
-                     struct http_source *packed)
+bool http_gzip_begin(struct http_exchange *exchange, bool has_body, const struct http_producer *producer,
+                     struct http_producer *packed)
 {
-    if (source->content_length < HTTP_GZIP_BYTES_MIN || exchange->parser.minor_version != 1 ||
+    if (producer->content_length < HTTP_GZIP_BYTES_MIN || exchange->parser.minor_version != 1 ||
         !http_request_takes_gzip(&exchange->request))
         return false;
-    *packed = *source;
+    *packed = *producer;
     packed->content_length = -1;
     if (!has_body)
         return true;
@@ -96,8 +97,8 @@ bool http_gzip_begin(struct http_exchange *exchange, bool has_body, const struct
     struct gzip *gzip = memory_zalloc(sizeof *gzip);
     *gzip = (struct gzip){
         .home = exchange->home,
-        .source = *source,
-        .left = (uint64_t)source->content_length,
+        .producer = *producer,
+        .left = (uint64_t)producer->content_length,
         .tenant = exchange->held_tenant,
     };
     if (!begin_deflate(&gzip->stream)) {
@@ -105,7 +106,7 @@ bool http_gzip_begin(struct http_exchange *exchange, bool has_body, const struct
         free(gzip);
         return false;
     }
-    *packed = (struct http_source){
+    *packed = (struct http_producer){
         .produce = produce_gzip,
         .release = release_gzip,
         .context = gzip,

@@ -44,7 +44,7 @@ enum http_kind {
     HTTP_HOT,    /* handler runs on the loop and must not block */
     HTTP_WORKER, /* handler runs on a worker thread and may block */
     HTTP_STREAM, /* handler runs on the loop and answers by http_send_stream() without end; the request's slices
-                    and arena are freed at its source's first wait, so that thousands may wait */
+                    and arena are freed at its producer's first wait, so that thousands may wait */
 };
 enum http_access { HTTP_TOKEN, HTTP_PUBLIC };
 enum http_consumes { HTTP_JSON, HTTP_ANY }; /* HTTP_JSON: a body of another Content-Type is 415 */
@@ -212,15 +212,15 @@ void http_send_error_with(struct http_request *request, const struct error *erro
                           struct str extra_members /* ",\"name\":value" or empty */);
 
 /* Streams: the server asks for more whenever the socket's buffer has room. */
-enum http_source_state {
-    HTTP_SOURCE_MORE,
-    HTTP_SOURCE_END,
-    HTTP_SOURCE_WAIT, /* until http_stream_wake() */
-    HTTP_SOURCE_FAIL, /* cut the connection, so that the reader does not mistake it for the end */
+enum http_producer_state {
+    HTTP_PRODUCER_MORE,
+    HTTP_PRODUCER_END,
+    HTTP_PRODUCER_WAIT, /* until http_stream_wake() */
+    HTTP_PRODUCER_FAIL, /* cut the connection, so that the reader does not mistake it for the end */
 };
-struct http_source {
+struct http_producer {
     /* Appends about `room` bytes to `out`, which may hold other bytes already: append only. */
-    enum http_source_state (*produce)(void *context, struct buf *out, size_t room);
+    enum http_producer_state (*produce)(void *context, struct buf *out, size_t room);
     void (*release)(void *context); /* called once, whatever happened */
     void *context;
     int64_t content_length; /* -1 = unknown: chunked, or close-delimited for HTTP/1.0 */
@@ -228,7 +228,7 @@ struct http_source {
     void (*put_last)(void *context, struct buf *out);
 };
 void http_send_stream(struct http_request *request, const struct http_response *response,
-                      const struct http_source *source);
+                      const struct http_producer *producer);
 
 /* ---- parking: a step or handler returns without an answer; later, on the loop, it unparks the request ---- */
 typedef void http_timeout_fn(struct http_request *request, void *context);
@@ -249,7 +249,7 @@ void http_request_on_drop(struct http_request *request, http_timeout_fn *on_drop
 struct http_request *http_request_unpark(struct loop_park_ref ref);
 /* After unparking: the step that parked it passes. */
 void http_request_resume(struct http_request *request);
-/* Wakes a stream that returned HTTP_SOURCE_WAIT; on its loop. The ref is taken after http_send_stream(); its
+/* Wakes a stream that returned HTTP_PRODUCER_WAIT; on its loop. The ref is taken after http_send_stream(); its
  * generation is 0 when the answer is not a stream: HEAD, or 503 because too many are open. */
 struct loop_park_ref http_stream_ref(const struct http_request *request);
 void http_stream_wake(struct loop_park_ref ref);

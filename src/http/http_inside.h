@@ -24,7 +24,7 @@ enum {
     HTTP_OUT_BYTES_MAX = 64 * 1024,          /* gathered answers past which they are written first */
     HTTP_SHARED_OUT_BYTES_MAX = 1024 * 1024, /* kept by a loop of the buffer it gathers them in */
     HTTP_DISCARD_BYTES_MAX = 64 * 1024,      /* of an unread body that is dropped to keep the connection */
-    HTTP_STREAM_ROOM_BYTES = 64 * 1024,      /* asked of a stream's source at once */
+    HTTP_STREAM_ROOM_BYTES = 64 * 1024,      /* asked of a stream's producer at once */
     HTTP_GZIP_SLICE_BYTES = 16 * 1024,       /* compressed at once: about 0.1 ms of the loop */
     HTTP_GZIP_BYTES_MIN = 1024,              /* a shorter answer is not compressed */
     HTTP_ENCODINGS_MAX = 32,                 /* elements of Accept-Encoding; with more it is ignored */
@@ -116,9 +116,9 @@ enum http_progress {
     HTTP_RESUMED, /* its step passed after parking; its turn is at the end of the tick */
     HTTP_ON_WORKER,
     HTTP_ANSWERED,      /* from here on: the answer's head is written */
-    HTTP_STREAMING,     /* the source is asked as the socket takes what it gave */
-    HTTP_STREAM_ENDING, /* the same until the source waits; then the answer ends */
-    HTTP_STREAM_WAITS,  /* the source waits for http_stream_wake() */
+    HTTP_STREAMING,     /* the producer is asked as the socket takes what it gave */
+    HTTP_STREAM_ENDING, /* the same until the producer waits; then the answer ends */
+    HTTP_STREAM_WAITS,  /* the producer waits for http_stream_wake() */
     HTTP_PROGRESSES,
 };
 
@@ -182,9 +182,10 @@ struct http_exchange {
     int64_t deadline_ns;    /* of prepare and the worker's run; 0 = not counted yet */
     struct http_work *work; /* NULL = no worker has had it */
 
-    struct http_source source; /* of an answer that is a stream, or recorded as one; produce NULL = none */
+    struct http_producer
+        producer; /* of an answer that is a stream, or recorded as one; produce NULL = none */
     bool is_chunked;
-    uint64_t source_left; /* of a content_length */
+    uint64_t unproduced; /* of a content_length */
 };
 
 struct http_connection {
@@ -416,7 +417,8 @@ void http_answer_record(struct http_exchange *exchange, const struct http_respon
                         struct str body);
 
 /* stream.c */
-bool http_stream_pump(struct http_connection *connection); /* false: it waits for the socket or its source */
+bool http_stream_pump(
+    struct http_connection *connection); /* false: it waits for the socket or its producer */
 void http_stream_release(struct http_exchange *exchange);
 /* After a slice was compressed: is its turn over? Then it has the next one at the end of the tick. */
 bool http_stream_rests(struct http_connection *connection, const struct http_turn *turn);
@@ -451,10 +453,10 @@ void http_budget_free_unsent(struct http_connection *connection); /* own_out, wi
 bool http_encoding_wants_gzip(const struct http_header *headers, size_t header_count);
 
 /* gzip.c */
-/* A stream of the exchange, which http_budget_hold_waiting() holds: *packed gives the bytes of `source`, which it takes over, as
+/* A stream of the exchange, which http_budget_hold_waiting() holds: *packed gives the bytes of `producer`, which it takes over, as
  * gzip. False: they are to be sent as they are. Without a body (HEAD) only *packed's length is of use. */
-bool http_gzip_begin(struct http_exchange *exchange, bool has_body, const struct http_source *source,
-                     struct http_source *packed);
+bool http_gzip_begin(struct http_exchange *exchange, bool has_body, const struct http_producer *producer,
+                     struct http_producer *packed);
 
 /* tally.c */
 void http_tally_count(struct http_exchange *exchange, int status);

@@ -60,13 +60,13 @@ static void unref_text(struct scrape_text *text)
 }
 
 /* The next piece of *unsent, so that a client that does not read holds a piece and not a copy of the whole. */
-static enum http_source_state produce_text(void *context, struct buf *out, size_t room)
+static enum http_producer_state produce_text(void *context, struct buf *out, size_t room)
 {
     struct str *unsent = context;
     size_t len = unsent->len < room ? unsent->len : room;
     buf_put(out, unsent->ptr, len);
     *unsent = str_of(unsent->ptr + len, unsent->len - len);
-    return unsent->len == 0 ? HTTP_SOURCE_END : HTTP_SOURCE_MORE;
+    return unsent->len == 0 ? HTTP_PRODUCER_END : HTTP_PRODUCER_MORE;
 }
 
 static void release_waiter(void *context)
@@ -96,7 +96,7 @@ static void on_rendered(struct loop *loop, struct loop_message *message)
                          .content_type = STR("text/plain; version=0.0.4; charset=utf-8"),
                          .headers = is_packed ? STR("Content-Encoding: gzip\r\n") : STR_NONE,
                      },
-                     &(struct http_source){
+                     &(struct http_producer){
                          .produce = produce_text,
                          .release = release_waiter,
                          .context = &waiter->unsent,

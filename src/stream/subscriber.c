@@ -168,8 +168,8 @@ static bool finish_current(struct stream_subscriber *subscriber, struct buf *out
 
 /* Nothing is left to send: a line with its position, if the last one is long ago. A subscriber that is not on the chain asks for what
  * follows. */
-static enum http_source_state wait_for_more(struct stream_subscriber *subscriber, struct stream_local *local,
-                                            struct buf *out, bool has_given)
+static enum http_producer_state wait_for_more(struct stream_subscriber *subscriber,
+                                              struct stream_local *local, struct buf *out, bool has_given)
 {
     const struct stream_config *config = &subscriber->topic->config;
     const struct stream_segment *at = subscriber->at;
@@ -178,9 +178,9 @@ static enum http_source_state wait_for_more(struct stream_subscriber *subscriber
         subscriber->position = subscriber->after;
     int64_t position = at ? at->to : subscriber->position;
     if (local->is_closed || subscriber->is_ending)
-        return HTTP_SOURCE_END;
+        return HTTP_PRODUCER_END;
     if (subscriber->is_refused)
-        return HTTP_SOURCE_FAIL;
+        return HTTP_PRODUCER_FAIL;
     if (at && subscriber->greets && (config->greets_all || !has_given))
         put_own_line(subscriber->topic, out, config->greeting, position);
     else if (subscriber->beats != local->beats && !has_given)
@@ -192,11 +192,11 @@ static enum http_source_state wait_for_more(struct stream_subscriber *subscriber
         subscriber->message.on_message = stream_subscriber_ask;
         loop_post(config->owner, &subscriber->message);
     }
-    return HTTP_SOURCE_WAIT;
+    return HTTP_PRODUCER_WAIT;
 }
 
 /* Ends only between segments, so that the last line a reader gets is whole. */
-static enum http_source_state produce(void *context, struct buf *out, size_t room)
+static enum http_producer_state produce(void *context, struct buf *out, size_t room)
 {
     struct stream_subscriber *subscriber = context;
     struct stream_local *local = local_of(subscriber);
@@ -210,14 +210,14 @@ static enum http_source_state produce(void *context, struct buf *out, size_t roo
             subscriber->at = NULL;
             subscriber->offset = 0;
         } else if (!cut_off(subscriber)) {
-            return HTTP_SOURCE_FAIL;
+            return HTTP_PRODUCER_FAIL;
         }
     }
     for (;;) {
         if (!finish_current(subscriber, out, &room))
-            return HTTP_SOURCE_MORE;
+            return HTTP_PRODUCER_MORE;
         if (has_expired)
-            return HTTP_SOURCE_END;
+            return HTTP_PRODUCER_END;
         struct stream_segment *at = subscriber->at;
         struct stream_segment *next = at ? atomic_load_explicit(&at->next, memory_order_acquire) : NULL;
         if (!next)
@@ -309,11 +309,11 @@ void stream_send(struct stream_subscriber *subscriber, struct http_request *requ
     LIST_INSERT_HEAD(&local->subscribers, subscriber, entry);
     metric_change(subscriber->topic->config.subscribers, 1);
     http_send_stream(request, response,
-                     &(struct http_source){.produce = produce,
-                                           .release = release,
-                                           .context = subscriber,
-                                           .content_length = -1,
-                                           .put_last = put_last});
+                     &(struct http_producer){.produce = produce,
+                                             .release = release,
+                                             .context = subscriber,
+                                             .content_length = -1,
+                                             .put_last = put_last});
     struct loop_park_ref ref = http_stream_ref(request);
     if (ref.generation) /* else it was no stream after all, and has left */
         subscriber->ref = ref;

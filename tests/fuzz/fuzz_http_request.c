@@ -49,12 +49,12 @@ static void park(struct http_request *request)
     (void)http_request_park(request, INT64_MAX, on_timeout, NULL, &parked);
 }
 
-static enum http_source_state produce(void *context, struct buf *out, size_t room)
+static enum http_producer_state produce(void *context, struct buf *out, size_t room)
 {
     (void)context;
     (void)room;
     buf_put_str(out, STR("{}\n"));
-    return HTTP_SOURCE_END;
+    return HTTP_PRODUCER_END;
 }
 
 static void release(void *context)
@@ -65,7 +65,7 @@ static void release(void *context)
 static void stream(struct http_request *request)
 {
     http_send_stream(request, &(struct http_response){.status = 200},
-                     &(struct http_source){.produce = produce, .release = release, .content_length = -1});
+                     &(struct http_producer){.produce = produce, .release = release, .content_length = -1});
 }
 
 static const struct http_route routes[] = {

@@ -69,11 +69,11 @@ static void exposed_headers_are_names(void **state)
 
 static struct harness harness;
 
-static enum http_source_state produce(void *context, struct buf *out, size_t room)
+static enum http_producer_state produce(void *context, struct buf *out, size_t room)
 {
     (void)context, (void)room;
     buf_put_str(out, STR("streamed"));
-    return HTTP_SOURCE_END;
+    return HTTP_PRODUCER_END;
 }
 
 static void release(void *context)
@@ -84,7 +84,7 @@ static void release(void *context)
 static void answer_stream(struct http_request *request)
 {
     http_send_stream(request, &(struct http_response){.status = 200},
-                     &(struct http_source){.produce = produce, .release = release, .content_length = -1});
+                     &(struct http_producer){.produce = produce, .release = release, .content_length = -1});
 }
 
 static void answer_unavailable(struct http_request *request)

@@ -1,4 +1,4 @@
-/* Streams as gzip: their bytes, their framing, and that memory and source are given back however they end. */
+/* Streams as gzip: their bytes, their framing, and that memory and producer are given back however they end. */
 #include <sys/socket.h>
 #include <zlib.h>
 
@@ -10,7 +10,7 @@ enum { LARGE = 3 * 1000 * 1000, STATE_BYTES_MIN = 32 * 1024 };
 /* `total` bytes of the form {"n":123}, of which `promised` were announced. */
 struct tap {
     size_t total, given, promised;
-    enum http_source_state at_end;
+    enum http_producer_state at_end;
     int released;
 };
 static struct tap tap;
@@ -23,7 +23,7 @@ static char byte_at(size_t at)
     return place == 28 ? (char)('0' + number * 7 % 10) : item[place];
 }
 
-static enum http_source_state produce(void *context, struct buf *out, size_t room)
+static enum http_producer_state produce(void *context, struct buf *out, size_t room)
 {
     struct tap *self = context;
     size_t len = self->total - self->given < room ? self->total - self->given : room;
@@ -31,7 +31,7 @@ static enum http_source_state produce(void *context, struct buf *out, size_t roo
     for (size_t i = 0; i < len; i++)
         buf_put_char(out, byte_at(self->given + i));
     self->given += len;
-    return self->given == self->total ? self->at_end : HTTP_SOURCE_MORE;
+    return self->given == self->total ? self->at_end : HTTP_PRODUCER_MORE;
 }
 
 static void release(void *context)
@@ -42,10 +42,10 @@ static void release(void *context)
 static void stream(struct http_request *request)
 {
     http_send_stream(request, &(struct http_response){.status = 200, .headers = STR("X-Mine: 1\r\n")},
-                     &(struct http_source){.produce = produce,
-                                           .release = release,
-                                           .context = &tap,
-                                           .content_length = (int64_t)tap.promised});
+                     &(struct http_producer){.produce = produce,
+                                             .release = release,
+                                             .context = &tap,
+                                             .content_length = (int64_t)tap.promised});
 }
 
 static void now(struct http_request *request)
@@ -63,7 +63,7 @@ static const struct http_route routes[] = {
 
 static int start(bool gzip)
 {
-    tap = (struct tap){.total = LARGE, .promised = LARGE, .at_end = HTTP_SOURCE_END};
+    tap = (struct tap){.total = LARGE, .promised = LARGE, .at_end = HTTP_PRODUCER_END};
     harness_init(&harness, routes);
     harness.config.gzip = gzip;
     harness.workers = worker_pool_create("test", 1, 4);
@@ -153,7 +153,7 @@ static void a_stream_is_the_same_bytes_compressed(void **state)
 
     client_connect(&harness, &client);
     for (size_t i = 0; i < 2 * sizeof totals / sizeof *totals; i++) {
-        tap = (struct tap){.total = totals[i / 2], .promised = totals[i / 2], .at_end = HTTP_SOURCE_END};
+        tap = (struct tap){.total = totals[i / 2], .promised = totals[i / 2], .at_end = HTTP_PRODUCER_END};
         send_request(&client, lines[i % 2]);
         receive_whole(&client);
         struct answer answer = client_take(&client);
@@ -238,7 +238,7 @@ static void http_1_0_short_answers_and_other_rows_are_plain(void **state)
 
     client_connect(&harness, &client);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        tap = (struct tap){.total = cases[i].total, .promised = cases[i].total, .at_end = HTTP_SOURCE_END};
+        tap = (struct tap){.total = cases[i].total, .promised = cases[i].total, .at_end = HTTP_PRODUCER_END};
         send_request(&client, cases[i].line);
         client_receive(&client);
         struct answer answer = client_take(&client);
@@ -262,7 +262,7 @@ static void the_server_may_never_compress(void **state)
     client_close(&client);
 }
 
-/* Until nothing was taken from the source in many turns: the kernel moves what was sent from one socket to the other in its own time. */
+/* Until nothing was taken from the producer in many turns: the kernel moves what was sent from one socket to the other in its own time. */
 static void turn_until_full(void)
 {
     for (size_t given = SIZE_MAX; tap.given != given && tap.given < tap.total;) {
@@ -297,8 +297,8 @@ static void a_source_that_fails_or_breaks_its_promise_cuts_the_answer(void **sta
     (void)state;
     static const struct {
         size_t promised;
-        enum http_source_state at_end;
-    } cases[] = {{LARGE, HTTP_SOURCE_FAIL}, {LARGE + 1, HTTP_SOURCE_END}, {LARGE - 1, HTTP_SOURCE_END}};
+        enum http_producer_state at_end;
+    } cases[] = {{LARGE, HTTP_PRODUCER_FAIL}, {LARGE + 1, HTTP_PRODUCER_END}, {LARGE - 1, HTTP_PRODUCER_END}};
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct client client;

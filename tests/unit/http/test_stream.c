@@ -5,17 +5,17 @@
 #include "harness.h"
 #include "loop/loop_inside.h"
 
-/* A source of `total` bytes, `step` at a time; what it does at the end is the test's choice. */
+/* A producer of `total` bytes, `step` at a time; what it does at the end is the test's choice. */
 struct faucet {
     size_t total, given, step;
-    enum http_source_state at_end;
+    enum http_producer_state at_end;
     int64_t promised;
     int asked, released;
     struct loop_park_ref ref;
 };
 static struct faucet faucet;
 
-static enum http_source_state produce(void *context, struct buf *out, size_t room)
+static enum http_producer_state produce(void *context, struct buf *out, size_t room)
 {
     struct faucet *self = context;
     size_t len = self->total - self->given;
@@ -28,7 +28,7 @@ static enum http_source_state produce(void *context, struct buf *out, size_t roo
     for (size_t i = 0; i < len; i++)
         buf_put_char(out, (char)('a' + (self->given + i) % 26));
     self->given += len;
-    return self->given == self->total ? self->at_end : HTTP_SOURCE_MORE;
+    return self->given == self->total ? self->at_end : HTTP_PRODUCER_MORE;
 }
 
 static void release(void *context)
@@ -46,11 +46,11 @@ static void stream(struct http_request *request)
 {
     http_send_stream(request,
                      &(struct http_response){.status = 200, .content_type = STR("application/x-ndjson")},
-                     &(struct http_source){.produce = produce,
-                                           .release = release,
-                                           .context = &faucet,
-                                           .content_length = faucet.promised,
-                                           .put_last = put_last});
+                     &(struct http_producer){.produce = produce,
+                                             .release = release,
+                                             .context = &faucet,
+                                             .content_length = faucet.promised,
+                                             .put_last = put_last});
     if (request->route->kind != HTTP_WORKER)
         faucet.ref = http_stream_ref(request);
 }
@@ -72,7 +72,7 @@ static struct harness harness;
 
 static int start(int64_t write_timeout_ms)
 {
-    faucet = (struct faucet){.total = 1000, .step = 100, .at_end = HTTP_SOURCE_END, .promised = -1};
+    faucet = (struct faucet){.total = 1000, .step = 100, .at_end = HTTP_PRODUCER_END, .promised = -1};
     harness_init(&harness, routes);
     harness.workers = worker_pool_create("test", 1, 4);
     harness.config.workers = harness.workers;
@@ -181,7 +181,7 @@ static void test_a_broken_promise_cuts_the_connection(void **state)
     for (int i = 0; i < 2; i++) {
         struct client client;
         faucet =
-            (struct faucet){.total = 1000, .step = 100, .at_end = HTTP_SOURCE_END, .promised = promises[i]};
+            (struct faucet){.total = 1000, .step = 100, .at_end = HTTP_PRODUCER_END, .promised = promises[i]};
         client_connect(&harness, &client);
         client_send(&client, GET("/stream"));
         client_receive(&client);
@@ -196,7 +196,7 @@ static void test_a_failing_source_cuts_the_connection(void **state)
 {
     (void)state;
     struct client client;
-    faucet.at_end = HTTP_SOURCE_FAIL;
+    faucet.at_end = HTTP_PRODUCER_FAIL;
     client_connect(&harness, &client);
     client_send(&client, GET("/stream"));
     client_receive(&client);
@@ -246,7 +246,7 @@ static void test_a_live_stream_waits_and_is_woken(void **state)
 {
     (void)state;
     struct client client;
-    faucet.at_end = HTTP_SOURCE_WAIT;
+    faucet.at_end = HTTP_PRODUCER_WAIT;
     client_connect(&harness, &client);
     client_send(&client, GET("/live"));
     client_receive(&client);
@@ -260,7 +260,7 @@ static void test_a_live_stream_waits_and_is_woken(void **state)
     client_receive(&client);
     assert_true(str_eq(buf_str(&client.in), STR("0000000a\r\nmnopqrstuv\r\n")));
     buf_clear(&client.in);
-    faucet.at_end = HTTP_SOURCE_END;
+    faucet.at_end = HTTP_PRODUCER_END;
     http_stream_wake(faucet.ref);
     client_receive(&client);
     assert_true(str_eq(buf_str(&client.in), STR("0\r\n\r\n")));
@@ -273,7 +273,7 @@ static void test_a_client_that_goes_releases_the_source(void **state)
 {
     (void)state;
     struct client client;
-    faucet.at_end = HTTP_SOURCE_WAIT;
+    faucet.at_end = HTTP_PRODUCER_WAIT;
     client_connect(&harness, &client);
     client_send(&client, GET("/live"));
     harness_turn(&harness, 3);
@@ -305,7 +305,7 @@ static void test_c7_drain_ends_a_live_stream_properly(void **state)
     (void)state;
     struct client client;
     int drained = 0;
-    faucet.at_end = HTTP_SOURCE_WAIT;
+    faucet.at_end = HTTP_PRODUCER_WAIT;
     client_connect(&harness, &client);
     client_send(&client, GET("/live"));
     client_receive(&client);
@@ -328,7 +328,7 @@ static void test_c7_drain_ends_a_stream_after_what_it_had_to_give(void **state)
     int drained = 0;
     faucet.total = 4000000;
     faucet.step = 100000;
-    faucet.at_end = HTTP_SOURCE_WAIT;
+    faucet.at_end = HTTP_PRODUCER_WAIT;
     client_connect(&harness, &client);
     client_send(&client, GET("/live"));
     harness_turn(&harness, 5);

@@ -130,7 +130,7 @@ struct cache_snapshot *refdata_reading_keep(const struct refdata_reading *readin
 /* ---- bodies made of pieces of a snapshot ---- */
 
 /* Given in pieces of `room`, so that even one item of a megabyte never stands in memory twice. */
-static enum http_source_state produce_pieces(void *context, struct buf *out, size_t room)
+static enum http_producer_state produce_pieces(void *context, struct buf *out, size_t room)
 {
     struct refdata_pieces *pieces = context;
     while (pieces->piece.len || pieces->next(pieces)) {
@@ -142,11 +142,11 @@ static enum http_source_state produce_pieces(void *context, struct buf *out, siz
             continue;
         /* A long one that keeps an old version in memory: cut when there is no room for such versions. */
         if (!cache_snapshot_is_retired(pieces->snapshot) || !budget_is_full(BUDGET_VERSIONS))
-            return HTTP_SOURCE_MORE;
+            return HTTP_PRODUCER_MORE;
         budget_count_refusal(BUDGET_VERSIONS);
-        return HTTP_SOURCE_FAIL;
+        return HTTP_PRODUCER_FAIL;
     }
-    return HTTP_SOURCE_END;
+    return HTTP_PRODUCER_END;
 }
 
 static void release_pieces(void *context)
@@ -160,8 +160,8 @@ void refdata_reading_stream(struct http_request *request, const struct http_resp
                             struct refdata_pieces *pieces, uint64_t bytes)
 {
     http_send_stream(request, response,
-                     &(struct http_source){.produce = produce_pieces,
-                                           .release = release_pieces,
-                                           .context = pieces,
-                                           .content_length = (int64_t)bytes});
+                     &(struct http_producer){.produce = produce_pieces,
+                                             .release = release_pieces,
+                                             .context = pieces,
+                                             .content_length = (int64_t)bytes});
 }
