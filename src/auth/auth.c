@@ -50,7 +50,7 @@ static bool take_current(struct auth_loop *state)
     pthread_mutex_lock(&auth->mutex);
     bool changed = state->generation != auth->generation;
     state->rules = auth_rules_ref(auth->rules);
-    state->keys = auth->source ? auth_keysource_keys(auth->source) : auth_keyset_ref(old_keys);
+    state->keys = auth->key_reader ? auth_key_reader_keys(auth->key_reader) : auth_keyset_ref(old_keys);
     state->generation = auth->generation;
     pthread_mutex_unlock(&auth->mutex);
 
@@ -88,7 +88,7 @@ void auth_publish(struct auth *auth, bool changed)
 bool auth_demand_keys(struct auth *auth)
 {
     pthread_mutex_lock(&auth->mutex);
-    bool coming = auth->source && auth_keysource_demand(auth->source);
+    bool coming = auth->key_reader && auth_key_reader_demand(auth->key_reader);
     pthread_mutex_unlock(&auth->mutex);
     return coming;
 }
@@ -111,7 +111,7 @@ enum status auth_create(const struct auth_settings *settings, struct loop_group 
     auth_metrics_register();
     enum status status = auth_rules_create(settings, &auth->rules, error);
     if (status == STATUS_OK)
-        status = auth_keysource_create(auth, auth->rules, NULL, &auth->source, error);
+        status = auth_key_reader_create(auth, auth->rules, NULL, &auth->key_reader, error);
     if (status != STATUS_OK) {
         auth_unref(auth);
         return status;
@@ -127,7 +127,7 @@ enum status auth_create(const struct auth_settings *settings, struct loop_group 
         TAILQ_INIT(&state->awaiting);
         (void)take_current(state);
     }
-    auth_keysource_start(auth->source);
+    auth_key_reader_start(auth->key_reader);
     *out = auth;
     return STATUS_OK;
 }
@@ -137,17 +137,17 @@ void auth_destroy(struct auth *auth)
     if (!auth)
         return;
     pthread_mutex_lock(&auth->mutex);
-    struct auth_keysource *source = auth->source;
-    auth->source = NULL;
+    struct auth_key_reader *key_reader = auth->key_reader;
+    auth->key_reader = NULL;
     pthread_mutex_unlock(&auth->mutex);
-    auth_keysource_destroy(source);
+    auth_key_reader_destroy(key_reader);
     auth_unref(auth);
 }
 
 enum status auth_reload(struct auth *auth, const struct auth_settings *settings, struct error *error)
 {
     struct auth_rules *rules, *old_rules;
-    struct auth_keysource *source, *old_source;
+    struct auth_key_reader *key_reader, *old_key_reader;
     struct auth_settings kept = *settings;
 
     kept.enabled = auth->rules->enabled; /* the listeners stay as they were, and so does this */
@@ -158,20 +158,20 @@ enum status auth_reload(struct auth *auth, const struct auth_settings *settings,
     if (auth_rules_let_in(auth->rules) && !auth_rules_let_in(rules))
         status = error_set_field(error, STATUS_CONFIG, "auth", "no client could be authenticated any more");
     else
-        status = auth_keysource_create(auth, rules, auth->source, &source, error);
+        status = auth_key_reader_create(auth, rules, auth->key_reader, &key_reader, error);
     if (status != STATUS_OK) {
         auth_rules_unref(rules);
         return status;
     }
     pthread_mutex_lock(&auth->mutex);
     old_rules = auth->rules;
-    old_source = auth->source;
+    old_key_reader = auth->key_reader;
     auth->rules = rules;
-    auth->source = source;
+    auth->key_reader = key_reader;
     pthread_mutex_unlock(&auth->mutex);
     auth_publish(auth, true);
-    auth_keysource_start(source);
-    auth_keysource_destroy(old_source);
+    auth_key_reader_start(key_reader);
+    auth_key_reader_destroy(old_key_reader);
     auth_rules_unref(old_rules);
     return STATUS_OK;
 }
@@ -194,7 +194,7 @@ bool auth_is_ready(const struct auth *auth)
 
     pthread_mutex_lock(&shared->mutex);
     bool lets_in = auth_rules_let_in(shared->rules);
-    struct auth_keyset *keys = auth_keysource_keys(shared->source);
+    struct auth_keyset *keys = auth_key_reader_keys(shared->key_reader);
     pthread_mutex_unlock(&shared->mutex);
     bool ready = lets_in && (!needs_keys || keys->count > 0);
     auth_keyset_unref(keys);

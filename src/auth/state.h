@@ -103,17 +103,18 @@ bool auth_denied_find(const struct auth_denied_table *table, struct str authoriz
 void auth_denied_put(struct auth_denied_table *table, struct str authorization, uint64_t generation,
                      int64_t until_ns, enum auth_reason reason);
 
-/* ---- keysource.c: where keys come from, and when they are read again ---- */
-struct auth_keysource;
+/* ---- key_reader.c: where keys come from, and when they are read again ---- */
+struct auth_key_reader;
 /* Reads the keys once, blocking. `previous` (may be NULL) lends its last good answer of the same URL. */
-enum status auth_keysource_create(struct auth *auth, struct auth_rules *rules,
-                                  struct auth_keysource *previous, struct auth_keysource **source,
-                                  struct error *error) MUST_CHECK;
-void auth_keysource_start(struct auth_keysource *source);   /* reads again from now on */
-void auth_keysource_destroy(struct auth_keysource *source); /* waits for a reading under way; NULL is fine */
-struct auth_keyset *auth_keysource_keys(struct auth_keysource *source); /* a reference for the caller */
+enum status auth_key_reader_create(struct auth *auth, struct auth_rules *rules,
+                                   struct auth_key_reader *previous, struct auth_key_reader **key_reader,
+                                   struct error *error) MUST_CHECK;
+void auth_key_reader_start(struct auth_key_reader *key_reader); /* reads again from now on */
+void auth_key_reader_destroy(
+    struct auth_key_reader *key_reader); /* waits for a reading under way; NULL is fine */
+struct auth_keyset *auth_key_reader_keys(struct auth_key_reader *key_reader); /* a reference for the caller */
 /* A key is missing: read again, unless that was done within refresh_min. True: auth_publish() follows. */
-bool auth_keysource_demand(struct auth_keysource *source);
+bool auth_key_reader_demand(struct auth_key_reader *key_reader);
 
 /* ---- auth.c ---- */
 enum { AUTH_SENDERS = 256 };
@@ -140,7 +141,7 @@ struct auth {
     int64_t (*now_us)(void); /* clock_unix_us, but for tests */
     pthread_mutex_t mutex;
     struct auth_rules *rules; /* these three under the mutex */
-    struct auth_keysource *source;
+    struct auth_key_reader *key_reader;
     uint64_t generation;
     unsigned loop_count;
     struct auth_loop loops[];

@@ -38,7 +38,7 @@ struct document {
     unsigned failures;  /* in a row */
 };
 
-struct auth_keysource {
+struct auth_key_reader {
     struct task *task;
     struct auth *auth;
     struct auth_rules *rules;
@@ -66,30 +66,30 @@ static bool same_file(const struct stat *a, const struct stat *b)
 
 /* *text stays empty when the file is the one that was seen last. Its state is taken first: what changes while it is read is
  * read again. */
-static enum status read_file(struct auth_keysource *source, struct buf *text, struct stat *info,
+static enum status read_file(struct auth_key_reader *reader, struct buf *text, struct stat *info,
                              struct error *error)
 {
-    bool is_found = stat(source->file.origin, info) == 0;
+    bool is_found = stat(reader->file.origin, info) == 0;
 
-    if (is_found && same_file(info, &source->file_seen))
+    if (is_found && same_file(info, &reader->file_seen))
         return STATUS_OK;
     if (is_found && (!S_ISREG(info->st_mode) || info->st_size > DOCUMENT_BYTES_MAX))
         return error_set(error, STATUS_IO, "is not a regular file of at most %d bytes", DOCUMENT_BYTES_MAX);
-    if (!is_found || !buf_read_file(text, source->file.origin, DOCUMENT_BYTES_MAX))
+    if (!is_found || !buf_read_file(text, reader->file.origin, DOCUMENT_BYTES_MAX))
         return error_set(error, STATUS_IO, "cannot be read: %s", strerror(errno));
     if (buf_len(text) > DOCUMENT_BYTES_MAX)
         return error_set(error, STATUS_IO, "has more than %d bytes", DOCUMENT_BYTES_MAX);
     return STATUS_OK;
 }
 
-static enum status read_url(const struct auth_keysource *source, struct buf *text, struct error *error)
+static enum status read_url(const struct auth_key_reader *reader, struct buf *text, struct error *error)
 {
     static const char *const HEADERS[] = {"Accept: application/json, application/jwk-set+json", NULL};
     struct fetch_answer answer;
-    enum status status = fetch_run(&(struct fetch_request){.url = source->rules->jwks_url,
+    enum status status = fetch_run(&(struct fetch_request){.url = reader->rules->jwks_url,
                                                            .headers = HEADERS,
-                                                           .connect_timeout_ms = source->rules->timeout_ms,
-                                                           .timeout_ms = source->rules->timeout_ms,
+                                                           .connect_timeout_ms = reader->rules->timeout_ms,
+                                                           .timeout_ms = reader->rules->timeout_ms,
                                                            .answer_bytes_max = DOCUMENT_BYTES_MAX},
                                    &answer, error);
 
@@ -105,15 +105,15 @@ static enum status read_url(const struct auth_keysource *source, struct buf *tex
 
 /* Reads the document again. *changed: it differs from the last one. NOT_FOUND: it replaced the last one, but has no usable key.
  * A text that is not a key set is an error, and the last document stays. */
-static enum status refresh(struct auth_keysource *source, struct document *document, bool *changed,
+static enum status refresh(struct auth_key_reader *reader, struct document *document, bool *changed,
                            struct error *error)
 {
     struct stat info = {0};
     struct buf text = {0};
-    bool is_new = false, is_file = document == &source->file;
-    enum status status = is_file ? read_file(source, &text, &info, error) : read_url(source, &text, error);
+    bool is_new = false, is_file = document == &reader->file;
+    enum status status = is_file ? read_file(reader, &text, &info, error) : read_url(reader, &text, error);
 
-    if (status == STATUS_OK && is_file && same_file(&info, &source->file_seen))
+    if (status == STATUS_OK && is_file && same_file(&info, &reader->file_seen))
         return STATUS_OK;
     if (status != STATUS_OK) {
         error_context(error, "%s", document->origin);
@@ -124,10 +124,10 @@ static enum status refresh(struct auth_keysource *source, struct document *docum
         is_new = status == STATUS_OK || status == STATUS_NOT_FOUND;
     }
     if (is_new) {
-        pthread_mutex_lock(&source->mutex);
+        pthread_mutex_lock(&reader->mutex);
         struct buf old = document->text;
         document->text = text;
-        pthread_mutex_unlock(&source->mutex);
+        pthread_mutex_unlock(&reader->mutex);
         text = old;
         *changed = true;
     }
@@ -136,7 +136,7 @@ static enum status refresh(struct auth_keysource *source, struct document *docum
     metric_add(metric_series_get(&refreshes_family, &result), 1);
     if (status == STATUS_OK) {
         if (is_file)
-            source->file_seen = info; /* only then: a file caught half-written is read again */
+            reader->file_seen = info; /* only then: a file caught half-written is read again */
         document->failures = 0;
         return STATUS_OK;
     }
@@ -148,24 +148,24 @@ static enum status refresh(struct auth_keysource *source, struct document *docum
 }
 
 /* The interval, a little earlier or later so that pods spread; after a failure sooner. */
-static void plan_url(struct auth_keysource *source)
+static void plan_url(struct auth_key_reader *reader)
 {
-    int64_t pause_ms = source->rules->refresh_ms * (int64_t)(90 + random_u64() % 21) / 100;
+    int64_t pause_ms = reader->rules->refresh_ms * (int64_t)(90 + random_u64() % 21) / 100;
 
-    if (source->url.failures > 0)
-        pause_ms = backoff_next_ms(&source->url_backoff);
+    if (reader->url.failures > 0)
+        pause_ms = backoff_next_ms(&reader->url_backoff);
     else
-        backoff_reset(&source->url_backoff);
-    source->next_url_ns = clock_deadline_ms(pause_ms);
+        backoff_reset(&reader->url_backoff);
+    reader->next_url_ns = clock_deadline_ms(pause_ms);
 }
 
-/* ---- one set out of all sources ---- */
+/* ---- one set out of all documents ---- */
 
 /* The secret comes first, then the file: what stands last is left out once there are AUTH_KEYS_MAX keys. */
-static struct auth_keyset *build_keys(const struct auth_keysource *source)
+static struct auth_keyset *build_keys(const struct auth_key_reader *reader)
 {
-    const struct document *const documents[] = {&source->file, &source->url};
-    const struct auth_rules *rules = source->rules;
+    const struct document *const documents[] = {&reader->file, &reader->url};
+    const struct auth_rules *rules = reader->rules;
     bool is_configured = rules->jwks_file.len > 0 || rules->jwks_url.len > 0 || rules->secret.len > 0;
     struct metric_series *series = metric_series_get(&keys_family, NULL);
     struct auth_keyset *set = auth_keyset_create();
@@ -189,138 +189,138 @@ static struct auth_keyset *build_keys(const struct auth_keysource *source)
 
 static int64_t read_keys(struct task *task, void *context)
 {
-    struct auth_keysource *source = context;
-    bool has_file = *source->file.origin, has_url = *source->url.origin, changed = false;
+    struct auth_key_reader *reader = context;
+    bool has_file = *reader->file.origin, has_url = *reader->url.origin, changed = false;
     struct error error;
 
-    pthread_mutex_lock(&source->mutex);
-    bool for_demand = source->demanded;
-    pthread_mutex_unlock(&source->mutex);
+    pthread_mutex_lock(&reader->mutex);
+    bool for_demand = reader->demanded;
+    pthread_mutex_unlock(&reader->mutex);
     /* Failures are logged and counted where they happen; the keys just stay. */
     if (has_file)
-        refresh(source, &source->file, &changed, &error);
-    if (has_url && (for_demand || clock_mono_ns() >= source->next_url_ns)) {
-        refresh(source, &source->url, &changed, &error);
-        plan_url(source);
+        refresh(reader, &reader->file, &changed, &error);
+    if (has_url && (for_demand || clock_mono_ns() >= reader->next_url_ns)) {
+        refresh(reader, &reader->url, &changed, &error);
+        plan_url(reader);
     }
-    struct auth_keyset *fresh = changed ? build_keys(source) : NULL, *old = NULL;
+    struct auth_keyset *fresh = changed ? build_keys(reader) : NULL, *old = NULL;
     if (changed)
         log_info("auth_keys_changed", LOG_INT("keys", fresh->count));
-    pthread_mutex_lock(&source->mutex);
+    pthread_mutex_lock(&reader->mutex);
     if (changed) {
-        old = source->keys;
-        source->keys = fresh;
+        old = reader->keys;
+        reader->keys = fresh;
     }
     if (for_demand)
-        source->demanded = false;
-    pthread_mutex_unlock(&source->mutex);
+        reader->demanded = false;
+    pthread_mutex_unlock(&reader->mutex);
     auth_keyset_unref(old);
     if ((changed || for_demand) && !task_is_stopping(task))
-        auth_publish(source->auth, changed);
+        auth_publish(reader->auth, changed);
     int64_t delay_ns = has_file ? TASK_MS(FILE_INTERVAL_MS) : TASK_IDLE;
-    int64_t until_url_ns = has_url ? source->next_url_ns - clock_mono_ns() : TASK_IDLE;
+    int64_t until_url_ns = has_url ? reader->next_url_ns - clock_mono_ns() : TASK_IDLE;
     return until_url_ns < 0 ? TASK_NOW : until_url_ns < delay_ns ? until_url_ns : delay_ns;
 }
 
-bool auth_keysource_demand(struct auth_keysource *source)
+bool auth_key_reader_demand(struct auth_key_reader *reader)
 {
     int64_t now_ns = clock_mono_ns();
 
-    pthread_mutex_lock(&source->mutex);
-    bool allowed = now_ns - source->last_demand_ns >= source->rules->refresh_min_ms * CLOCK_NS_PER_MS ||
-                   source->last_demand_ns == 0;
-    bool has_source = *source->url.origin || *source->file.origin;
-    bool begins = !source->demanded && allowed && has_source;
+    pthread_mutex_lock(&reader->mutex);
+    bool allowed = now_ns - reader->last_demand_ns >= reader->rules->refresh_min_ms * CLOCK_NS_PER_MS ||
+                   reader->last_demand_ns == 0;
+    bool has_document = *reader->url.origin || *reader->file.origin;
+    bool begins = !reader->demanded && allowed && has_document;
     if (begins) {
-        source->demanded = true;
-        source->last_demand_ns = now_ns;
+        reader->demanded = true;
+        reader->last_demand_ns = now_ns;
     }
-    bool coming = source->demanded;
-    pthread_mutex_unlock(&source->mutex);
+    bool coming = reader->demanded;
+    pthread_mutex_unlock(&reader->mutex);
     if (begins)
-        task_wake(source->task);
+        task_wake(reader->task);
     return coming;
 }
 
-struct auth_keyset *auth_keysource_keys(struct auth_keysource *source)
+struct auth_keyset *auth_key_reader_keys(struct auth_key_reader *reader)
 {
-    pthread_mutex_lock(&source->mutex);
-    struct auth_keyset *keys = auth_keyset_ref(source->keys);
-    pthread_mutex_unlock(&source->mutex);
+    pthread_mutex_lock(&reader->mutex);
+    struct auth_keyset *keys = auth_keyset_ref(reader->keys);
+    pthread_mutex_unlock(&reader->mutex);
     return keys;
 }
 
 /* ---- life ---- */
 
-static enum status first_reading(struct auth_keysource *source, struct auth_keysource *previous,
+static enum status first_reading(struct auth_key_reader *reader, struct auth_key_reader *previous,
                                  struct error *error)
 {
     bool changed = false;
 
-    if (*source->file.origin && refresh(source, &source->file, &changed, error) != STATUS_OK)
+    if (*reader->file.origin && refresh(reader, &reader->file, &changed, error) != STATUS_OK)
         return error_set_field(error, STATUS_CONFIG, "auth.jwksFile", "%s", error->message);
-    if (*source->url.origin) {
-        bool was_same_url = previous && str_eq(previous->rules->jwks_url, source->rules->jwks_url);
+    if (*reader->url.origin) {
+        bool was_same_url = previous && str_eq(previous->rules->jwks_url, reader->rules->jwks_url);
         if (was_same_url) { /* a reload that cannot reach it keeps its last answer */
             pthread_mutex_lock(&previous->mutex);
-            buf_put_str(&source->url.text, buf_str(&previous->url.text));
+            buf_put_str(&reader->url.text, buf_str(&previous->url.text));
             pthread_mutex_unlock(&previous->mutex);
         }
-        if (refresh(source, &source->url, &changed, error) != STATUS_OK && previous && !was_same_url)
+        if (refresh(reader, &reader->url, &changed, error) != STATUS_OK && previous && !was_same_url)
             return error_set_field(error, STATUS_CONFIG, "auth.jwksUrl", "%s", error->message);
-        plan_url(source);
+        plan_url(reader);
     }
-    source->keys = build_keys(source);
+    reader->keys = build_keys(reader);
     return STATUS_OK;
 }
 
-enum status auth_keysource_create(struct auth *auth, struct auth_rules *rules,
-                                  struct auth_keysource *previous, struct auth_keysource **out,
-                                  struct error *error)
+enum status auth_key_reader_create(struct auth *auth, struct auth_rules *rules,
+                                   struct auth_key_reader *previous, struct auth_key_reader **out,
+                                   struct error *error)
 {
-    struct auth_keysource *source = memory_zalloc(sizeof(*source));
+    struct auth_key_reader *reader = memory_zalloc(sizeof(*reader));
 
     metrics_register(&keys_family);
     metrics_register(&refreshes_family);
-    source->auth = auth;
-    source->rules = auth_rules_ref(rules);
-    source->file.origin = rules->jwks_file.ptr;
-    source->url.origin = rules->jwks_url_shown.ptr;
-    source->url_backoff = (struct backoff){
+    reader->auth = auth;
+    reader->rules = auth_rules_ref(rules);
+    reader->file.origin = rules->jwks_file.ptr;
+    reader->url.origin = rules->jwks_url_shown.ptr;
+    reader->url_backoff = (struct backoff){
         .min_ms = rules->refresh_ms < BACKOFF_MIN_MS ? rules->refresh_ms : BACKOFF_MIN_MS,
         .max_ms = rules->refresh_ms,
     };
-    pthread_mutex_init(&source->mutex, NULL);
-    source->task = task_create(&(struct task_config){.name = "auth_keys",
+    pthread_mutex_init(&reader->mutex, NULL);
+    reader->task = task_create(&(struct task_config){.name = "auth_keys",
                                                      .loop = loop_group_loop(auth->group, 0),
                                                      .pool = auth->workers,
                                                      .run = read_keys,
-                                                     .context = source});
-    enum status status = first_reading(source, previous, error);
+                                                     .context = reader});
+    enum status status = first_reading(reader, previous, error);
     if (status == STATUS_OK)
-        *out = source;
+        *out = reader;
     else
-        auth_keysource_destroy(source);
+        auth_key_reader_destroy(reader);
     return status;
 }
 
-void auth_keysource_start(struct auth_keysource *source)
+void auth_key_reader_start(struct auth_key_reader *reader)
 {
-    bool has_source = *source->file.origin || *source->url.origin;
+    bool has_document = *reader->file.origin || *reader->url.origin;
 
-    task_start(source->task, has_source ? TASK_MS(FILE_INTERVAL_MS) : TASK_IDLE);
+    task_start(reader->task, has_document ? TASK_MS(FILE_INTERVAL_MS) : TASK_IDLE);
 }
 
-void auth_keysource_destroy(struct auth_keysource *source)
+void auth_key_reader_destroy(struct auth_key_reader *reader)
 {
-    if (!source)
+    if (!reader)
         return;
-    task_stop(source->task, TASK_FOREVER);
-    task_destroy(source->task);
-    auth_keyset_unref(source->keys);
-    auth_rules_unref(source->rules);
-    buf_deinit(&source->file.text);
-    buf_deinit(&source->url.text);
-    pthread_mutex_destroy(&source->mutex);
-    free(source);
+    task_stop(reader->task, TASK_FOREVER);
+    task_destroy(reader->task);
+    auth_keyset_unref(reader->keys);
+    auth_rules_unref(reader->rules);
+    buf_deinit(&reader->file.text);
+    buf_deinit(&reader->url.text);
+    pthread_mutex_destroy(&reader->mutex);
+    free(reader);
 }
