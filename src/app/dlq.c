@@ -89,7 +89,7 @@ static enum status change_notification(struct admin *admin, struct db_conn *conn
 
 static bool is_of_notification(const struct dlq_command *command)
 {
-    return !command->has_source || command->source.kind == DEAD_OF_TABLE;
+    return !command->has_letter_store || command->letter_store.kind == DEAD_OF_TABLE;
 }
 
 static enum status list_letters(struct admin *admin, struct db_conn *conn, struct error *error)
@@ -103,7 +103,7 @@ static enum status list_letters(struct admin *admin, struct db_conn *conn, struc
     status = admin_explain(conn, status, error);
     /* kinds and the words of a requeue are notification's */
     if (status == STATUS_OK && !command->kind && command->state <= DEAD_ANY &&
-        (!command->has_source || command->source.kind != DEAD_OF_TABLE))
+        (!command->has_letter_store || command->letter_store.kind != DEAD_OF_TABLE))
         status = dlq_letters_list(command, conn, error);
     if (status == STATUS_OK && is_last)
         admin_note_limit(admin, command->listed);
@@ -139,8 +139,8 @@ static enum status change_letters(struct admin *admin, struct db_conn *conn, str
 static void add_database(const struct db_target *target, const struct module *module, void *arg)
 {
     struct dlq_command *command = arg;
-    bool is_topic = command->has_source && command->source.kind == DEAD_OF_TOPIC;
-    bool is_kafka = is_topic && command->source.topic.engine == KERNEL_ON_KAFKA;
+    bool is_topic = command->has_letter_store && command->letter_store.kind == DEAD_OF_TOPIC;
+    bool is_kafka = is_topic && command->letter_store.topic.engine == KERNEL_ON_KAFKA;
     if (!command->kafka_database)
         command->kafka_database = arena_str(&command->arena, str_from(target->name)).ptr;
     if (is_kafka && strcmp(command->kafka_database, target->name) != 0)
@@ -152,21 +152,23 @@ static void add_database(const struct db_target *target, const struct module *mo
 static void find_dlq_targets(struct admin *admin, struct config *config)
 {
     struct dlq_command *command = command_of(admin);
-    const struct dead_source *source = &command->source;
+    const struct dead_letter_store *letter_store = &command->letter_store;
     struct db_target store;
     command->config = config;
     kernel_dead_topics(config, app_modules, &command->arena, &command->topics, &command->topic_count);
-    bool is_topic = command->has_source && source->kind == DEAD_OF_TOPIC;
+    bool is_topic = command->has_letter_store && letter_store->kind == DEAD_OF_TOPIC;
     if (is_topic) { /* its engine is the configuration's to say */
         struct str name = arena_str(&command->arena, str_from(command->source_name));
-        (void)kernel_dead_source(config, app_modules, name, &command->arena, &command->source);
+        (void)kernel_dead_letter_store(config, app_modules, name, &command->arena, &command->letter_store);
     }
     bool changes = strcmp(admin->action->name, "list") != 0;
-    bool of_store = is_of_notification(command) || (is_topic && source->topic.engine != KERNEL_ON_KAFKA) ||
-                    (source->kind == DEAD_OF_OUTBOX && source->module->keeps_store);
-    bool of_databases =
-        (!command->has_source && !changes) || (is_topic && source->topic.engine != KERNEL_ON_NATS) ||
-        (command->has_source && source->kind == DEAD_OF_OUTBOX && !source->module->keeps_store);
+    bool of_store = is_of_notification(command) ||
+                    (is_topic && letter_store->topic.engine != KERNEL_ON_KAFKA) ||
+                    (letter_store->kind == DEAD_OF_OUTBOX && letter_store->module->keeps_store);
+    bool of_databases = (!command->has_letter_store && !changes) ||
+                        (is_topic && letter_store->topic.engine != KERNEL_ON_NATS) ||
+                        (command->has_letter_store && letter_store->kind == DEAD_OF_OUTBOX &&
+                         !letter_store->module->keeps_store);
     if (of_store && kernel_store_find(config, app_modules, &store))
         admin_add_target(admin, &store, NULL);
     if (of_databases)
@@ -204,10 +206,10 @@ static const char *take_source(struct dlq_command *command)
     }
     if (!command->source_name)
         return NULL;
-    command->has_source = true;
+    command->has_letter_store = true;
     /* without the configuration: which engine has a topic is found later */
     struct str name = str_from(command->source_name);
-    return kernel_dead_source(NULL, app_modules, name, &command->arena, &command->source)
+    return kernel_dead_letter_store(NULL, app_modules, name, &command->arena, &command->letter_store)
                ? NULL
                : "there is no such source: a topic's dead letters are TOPIC.dlq, a table is named as in the list";
 }
@@ -216,7 +218,7 @@ static const char *take_ids(struct dlq_command *command)
 {
     struct admin *admin = &command->admin;
     struct notification_dlq_selection *selection = &command->selection;
-    if (command->has_source && command->source.kind != DEAD_OF_TABLE)
+    if (command->has_letter_store && command->letter_store.kind != DEAD_OF_TABLE)
         return dlq_letters_take_ids(command) ? NULL : "an ID is as `freshet dlq list` shows it: SOURCE/ID";
     for (size_t i = 0; i < admin->ids.count; i++) { /* numbers are messages, UUIDs deliveries */
         const char *slash = strrchr(admin->ids.items[i], '/');

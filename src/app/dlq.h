@@ -13,8 +13,8 @@ struct dlq_command {
     struct notification_dlq_selection selection;
     struct buf messages, deliveries;
     /* of a topic or outbox: what the call names, by --source or by IDs as SOURCE/ID */
-    bool has_source;
-    struct dead_source source;
+    bool has_letter_store;
+    struct dead_letter_store letter_store;
     struct dead_position *places;
     struct buf outbox_ids; /* text[] */
     size_t id_count;

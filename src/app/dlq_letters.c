@@ -78,7 +78,7 @@ static enum status list_engine(struct dlq_command *command, enum kernel_engine e
                                    .modules = app_modules,
                                    .topics = command->topics,
                                    .topic_count = command->topic_count,
-                                   .only = command->has_source ? &command->source : NULL,
+                                   .only = command->has_letter_store ? &command->letter_store : NULL,
                                    .conn = conn,
                                    .deadline_ns = engine_deadline(command, engine),
                                    .arena = &command->arena,
@@ -103,14 +103,14 @@ static enum status list_outbox(struct dlq_command *command, const struct outbox_
                    db_result_is_null(rows, i, 7) ? STR_NONE : db_result_str(rows, i, 7));
     db_result_free(rows);
     /* a database that was not migrated for the module has no such table */
-    if (status == STATUS_DB_ERROR && !command->has_source && strcmp(db_sqlstate(conn), "42P01") == 0)
+    if (status == STATUS_DB_ERROR && !command->has_letter_store && strcmp(db_sqlstate(conn), "42P01") == 0)
         status = STATUS_OK;
     return status;
 }
 
 static enum status list_outboxes(struct dlq_command *command, struct db_conn *conn, struct error *error)
 {
-    const struct dead_source *only = command->has_source ? &command->source : NULL;
+    const struct dead_letter_store *only = command->has_letter_store ? &command->letter_store : NULL;
     bool is_store = !command->admin.target->module;
     enum status status = STATUS_OK;
     if (command->state != DEAD_OPEN && command->state != DEAD_ANY)
@@ -146,17 +146,17 @@ enum status dlq_letters_list(struct dlq_command *command, struct db_conn *conn, 
 
 bool dlq_letters_take_ids(struct dlq_command *command)
 {
-    const struct dead_source *source = &command->source;
-    bool is_uuid = source->kind == DEAD_OF_OUTBOX && strcmp(source->outbox->id.type, "uuid") == 0;
+    const struct dead_letter_store *letter_store = &command->letter_store;
+    bool is_uuid = letter_store->kind == DEAD_OF_OUTBOX && strcmp(letter_store->outbox->id.type, "uuid") == 0;
     command->places = arena_alloc(&command->arena, (command->admin.ids.count + 1) * sizeof *command->places);
     for (size_t i = 0; i < command->admin.ids.count; i++) {
         const char *given = command->admin.ids.items[i], *slash = strrchr(given, '/');
         struct str id = str_from(slash ? slash + 1 : given);
         struct uuid uuid;
         int64_t number;
-        bool is_good = source->kind == DEAD_OF_TOPIC ? dead_id_read(id, &command->places[i])
-                       : is_uuid                     ? uuid_parse(id, &uuid)
-                                                     : str_to_i64(id, &number);
+        bool is_good = letter_store->kind == DEAD_OF_TOPIC ? dead_id_read(id, &command->places[i])
+                       : is_uuid                           ? uuid_parse(id, &uuid)
+                                                           : str_to_i64(id, &number);
         if (!is_good)
             return false;
         db_array_put(&command->outbox_ids, id);
@@ -170,9 +170,9 @@ bool dlq_letters_take_ids(struct dlq_command *command)
 static enum status open_place(struct dlq_command *command, struct db_conn *conn, struct dead_place *place,
                               struct error *error)
 {
-    const struct kernel_dead_topic *topic = &command->source.topic;
+    const struct kernel_dead_topic *topic = &command->letter_store.topic;
     int64_t deadline_ns = engine_deadline(command, topic->engine);
-    *place = (struct dead_place){NULL, conn, topic, command->source.name, deadline_ns};
+    *place = (struct dead_place){NULL, conn, topic, command->letter_store.name, deadline_ns};
     return kernel_dead_open(command->config, app_modules, topic->engine, conn, deadline_ns, &place->dead,
                             error);
 }
@@ -182,10 +182,10 @@ static void show_item(struct dlq_command *command, const struct dead_item *item)
     const struct bus_message *letter = item->letter;
     char at[CLOCK_RFC3339_BYTES];
     clock_rfc3339(letter->created_us, at);
-    printf("id: %s/%u-%lld\nkind: topic\nstatus: %s\ntopic: %s\nat: %s\nbytes: %zu\n", command->source.name,
-           letter->partition, (long long)letter->offset, dead_state_name(item->state),
-           command->source.topic.topic, at, item->bytes);
-    printf("tenant_id: %s\nkey: %s\n", clean(command, dead_item_tenant(&command->source.topic, letter)),
+    printf("id: %s/%u-%lld\nkind: topic\nstatus: %s\ntopic: %s\nat: %s\nbytes: %zu\n",
+           command->letter_store.name, letter->partition, (long long)letter->offset,
+           dead_state_name(item->state), command->letter_store.topic.topic, at, item->bytes);
+    printf("tenant_id: %s\nkey: %s\n", clean(command, dead_item_tenant(&command->letter_store.topic, letter)),
            clean(command, letter->key));
     if (item->decided_by.ptr)
         printf("decided_by: %s\ndecided_at: %s\nnote: %s\n", clean(command, item->decided_by),
@@ -215,7 +215,7 @@ static enum status show_topic(struct dlq_command *command, struct db_conn *conn,
 
 static enum status show_outbox(struct dlq_command *command, struct db_conn *conn, struct error *error)
 {
-    const struct ops_view *view = kernel_outbox_dead_one(command->source.outbox, &command->arena);
+    const struct ops_view *view = kernel_outbox_dead_one(command->letter_store.outbox, &command->arena);
     const char *slash = strrchr(command->admin.ids.items[0], '/');
     struct ops_question question = {.limit = 1};
     struct ops_answer answer;
@@ -236,7 +236,7 @@ static enum status show_outbox(struct dlq_command *command, struct db_conn *conn
 enum status dlq_letters_show(struct dlq_command *command, struct db_conn *conn, struct error *error)
 {
     enum status status =
-        (command->source.kind == DEAD_OF_TOPIC ? show_topic : show_outbox)(command, conn, error);
+        (command->letter_store.kind == DEAD_OF_TOPIC ? show_topic : show_outbox)(command, conn, error);
     return admin_explain(conn, status, error);
 }
 
@@ -248,7 +248,7 @@ static enum status audit_change(struct dlq_command *command, struct db_conn *con
     const struct admin_filter filter[] = {
         {"reason", command->reason}, {"tenant", command->tenant}, {NULL, NULL}};
     return admin_audit(&command->admin, conn, requeues ? "dead_letter.requeue" : "dead_letter.discard",
-                       command->source.name, filter, count, error);
+                       command->letter_store.name, filter, count, error);
 }
 
 /* One transaction: at most DEAD_CHANGE_MAX letters of a filter. */
@@ -266,7 +266,7 @@ static enum status change_some(struct dlq_command *command, struct dead_change *
     else
         db_rollback(conn);
     if (status == STATUS_OK && change->requeues && !admin->is_dry_run)
-        bus_dead_wake(change->place.dead, str_from(command->source.topic.topic), admin->deadline_ns);
+        bus_dead_wake(change->place.dead, str_from(command->letter_store.topic.topic), admin->deadline_ns);
     return status;
 }
 
@@ -320,8 +320,8 @@ static enum status change_outbox(struct dlq_command *command, struct db_conn *co
     enum status status = db_begin(conn, DB_READ_COMMITTED, admin->deadline_ns, error);
     if (status == STATUS_OK)
         status = (admin->is_dry_run ? outbox_change_count : outbox_change)(
-            conn, command->source.outbox, requeues ? OUTBOX_CHANGE_RETRY : OUTBOX_CHANGE_DISCARD, &selection,
-            admin->deadline_ns, count, error);
+            conn, command->letter_store.outbox, requeues ? OUTBOX_CHANGE_RETRY : OUTBOX_CHANGE_DISCARD,
+            &selection, admin->deadline_ns, count, error);
     if (status == STATUS_OK && !admin->is_dry_run)
         status = audit_change(command, conn, requeues, *count, error);
     if (status == STATUS_OK && !admin->is_dry_run)
@@ -334,17 +334,17 @@ enum status dlq_letters_change(struct dlq_command *command, struct db_conn *conn
 {
     struct admin *admin = &command->admin;
     int64_t count = 0, without_content = 0;
-    enum status status = command->source.kind == DEAD_OF_TOPIC
+    enum status status = command->letter_store.kind == DEAD_OF_TOPIC
                              ? change_topic(command, conn, &count, &without_content, error)
                              : change_outbox(command, conn, &count, error);
     if (status != STATUS_OK)
         return admin_explain(conn, status, error);
     if (!admin->is_dry_run)
         log_info("dlq_changed_by_hand", LOG_CSTR("action", admin->action->name),
-                 LOG_CSTR("source", command->source.name), LOG_INT("letters", count),
+                 LOG_CSTR("source", command->letter_store.name), LOG_INT("letters", count),
                  LOG_CSTR("user", admin_user(admin)));
-    printf("%s: %lld %s%s\n", command->source.name, (long long)count, admin->is_dry_run ? "would be " : "",
-           admin->action->done);
+    printf("%s: %lld %s%s\n", command->letter_store.name, (long long)count,
+           admin->is_dry_run ? "would be " : "", admin->action->done);
     if (without_content > 0)
         (void)app_fail(admin->name, "%lld of them cannot be sent again: their content was not kept",
                        (long long)without_content);

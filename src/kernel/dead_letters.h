@@ -43,13 +43,13 @@ struct dead_place {
 
 /* Visits the dead letters on one engine, topic by topic: on PostgreSQL the topics that this database has dead letters of, or could have;
  * on another engine those of the configuration, which is connected to only where there are any. */
-struct dead_source;
+struct dead_letter_store;
 struct dead_walk {
     const struct config *config;
     const struct module *const *modules;
     const struct kernel_dead_topic *topics; /* of kernel_dead_topics() */
     size_t topic_count;
-    const struct dead_source *only; /* NULL = all */
+    const struct dead_letter_store *only; /* NULL = all */
     struct db_conn *conn;
     int64_t deadline_ns;
     struct arena *arena;
@@ -167,12 +167,12 @@ struct kernel_dead_table {
     struct db_statement count;
 };
 
-/* ---- a source: whatever has dead letters ---- */
-enum dead_source_kind { DEAD_OF_TOPIC, DEAD_OF_TABLE, DEAD_OF_OUTBOX /* its failed events */ };
+/* ---- dead letter stores: topics, tables and outboxes that have dead letters; "source" in the API and in commands ---- */
+enum dead_letter_store_kind { DEAD_OF_TOPIC, DEAD_OF_TABLE, DEAD_OF_OUTBOX /* its failed events */ };
 /* Stands after the name of a topic of PostgreSQL that the configuration has on another engine. */
 #define DEAD_ELSEWHERE "@postgres"
-struct dead_source {
-    enum dead_source_kind kind;
+struct dead_letter_store {
+    enum dead_letter_store_kind kind;
     const char *name;               /* "refdata.commands.dlq", or the table's */
     struct kernel_dead_topic topic; /* of a topic */
     const struct kernel_dead_table *table;
@@ -180,7 +180,7 @@ struct dead_source {
     const struct module *module; /* of an outbox */
 };
 /* False: there is none of that name. Every name that ends in ".dlq" is a topic's. Without a configuration it is taken to be on PostgreSQL. */
-bool kernel_dead_source(const struct config *config, const struct module *const *modules, struct str name,
-                        struct arena *arena, struct dead_source *source);
+bool kernel_dead_letter_store(const struct config *config, const struct module *const *modules,
+                              struct str name, struct arena *arena, struct dead_letter_store *letter_store);
 
 #endif

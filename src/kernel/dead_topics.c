@@ -57,11 +57,11 @@ void kernel_dead_topics(const struct config *config, const struct module *const 
     *count = list.count;
 }
 
-/* ---- sources ---- */
+/* ---- dead letter stores ---- */
 
 /* On the engine that the configuration has the topic on. */
 static bool find_topic(const struct config *config, const struct module *const *modules, struct str name,
-                       struct arena *arena, struct dead_source *source)
+                       struct arena *arena, struct dead_letter_store *letter_store)
 {
     struct kernel_dead_topic *topics;
     size_t count;
@@ -71,34 +71,35 @@ static bool find_topic(const struct config *config, const struct module *const *
     if (!str_ends_with(name, STR(BUS_DEAD_SUFFIX)) || !str_is_name(name))
         return false;
     struct str topic = str_of(name.ptr, name.len - (sizeof BUS_DEAD_SUFFIX - 1));
-    source->kind = DEAD_OF_TOPIC;
-    source->name = arena_str(arena, name).ptr;
-    source->topic.topic = arena_str(arena, topic).ptr;
+    letter_store->kind = DEAD_OF_TOPIC;
+    letter_store->name = arena_str(arena, name).ptr;
+    letter_store->topic.topic = arena_str(arena, topic).ptr;
     if (config)
         kernel_dead_topics(config, modules, arena, &topics, &count);
     for (size_t i = 0; config && i < count; i++)
         if (str_eq(str_from(topics[i].topic), topic) &&
-            (topics[i].engine == KERNEL_ON_POSTGRES ? source->topic.engine == KERNEL_ON_POSTGRES
+            (topics[i].engine == KERNEL_ON_POSTGRES ? letter_store->topic.engine == KERNEL_ON_POSTGRES
                                                     : !is_elsewhere))
-            source->topic = topics[i];
+            letter_store->topic = topics[i];
     return true;
 }
 
-bool kernel_dead_source(const struct config *config, const struct module *const *modules, struct str name,
-                        struct arena *arena, struct dead_source *source)
+bool kernel_dead_letter_store(const struct config *config, const struct module *const *modules,
+                              struct str name, struct arena *arena, struct dead_letter_store *letter_store)
 {
-    *source = (struct dead_source){.kind = DEAD_OF_TABLE, .name = arena_str(arena, name).ptr};
+    *letter_store = (struct dead_letter_store){.kind = DEAD_OF_TABLE, .name = arena_str(arena, name).ptr};
     for (const struct module *const *module = modules; *module; module++)
-        for (source->table = (*module)->dead_tables; source->table && source->table->name; source->table++)
-            if (str_eq(name, str_from(source->table->name)))
+        for (letter_store->table = (*module)->dead_tables; letter_store->table && letter_store->table->name;
+             letter_store->table++)
+            if (str_eq(name, str_from(letter_store->table->name)))
                 return true;
-    source->table = NULL;
-    source->outbox = kernel_outbox_find(modules, name, &source->module);
-    if (source->outbox) {
-        source->kind = DEAD_OF_OUTBOX;
+    letter_store->table = NULL;
+    letter_store->outbox = kernel_outbox_find(modules, name, &letter_store->module);
+    if (letter_store->outbox) {
+        letter_store->kind = DEAD_OF_OUTBOX;
         return true;
     }
-    return find_topic(config, modules, name, arena, source);
+    return find_topic(config, modules, name, arena, letter_store);
 }
 
 /* ---- engines ---- */
@@ -135,7 +136,7 @@ static const struct db_statement names_sql = DB_STATEMENT(
 
 static bool is_wanted(const struct dead_walk *walk, struct str name, enum kernel_engine engine)
 {
-    const struct dead_source *only = walk->only;
+    const struct dead_letter_store *only = walk->only;
     return !only || (only->kind == DEAD_OF_TOPIC && only->topic.engine == engine &&
                      str_eq(name, str_from(only->name)));
 }

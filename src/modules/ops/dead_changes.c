@@ -6,7 +6,7 @@ enum { CHANGE_MS = 8000, TABLE_ROWS_MAX = 100000 };
 
 struct dead_work {
     struct ops *ops;
-    struct dead_source source;
+    struct dead_letter_store letter_store;
     bool requeues;
     struct arena *arena;
     /* of a topic */
@@ -29,12 +29,13 @@ static enum status read_id(struct dead_work *work, struct str id, struct error *
 {
     struct uuid uuid;
     int64_t number;
-    if (work->source.kind == DEAD_OF_TOPIC)
+    if (work->letter_store.kind == DEAD_OF_TOPIC)
         return dead_id_read(id, &work->ids[work->id_count++])
                    ? STATUS_OK
                    : refuse_id(error, "as 3-120: partition and offset");
-    bool is_uuid = work->source.kind == DEAD_OF_TABLE ? work->source.table->is_uuid
-                                                      : strcmp(work->source.outbox->id.type, "uuid") == 0;
+    bool is_uuid = work->letter_store.kind == DEAD_OF_TABLE
+                       ? work->letter_store.table->is_uuid
+                       : strcmp(work->letter_store.outbox->id.type, "uuid") == 0;
     if (is_uuid ? !uuid_parse(id, &uuid) : !str_to_i64(id, &number))
         return refuse_id(error, is_uuid ? "UUIDs" : "numbers");
     db_array_put(&work->ids_text, id);
@@ -50,7 +51,7 @@ static enum status read_ids(struct dead_work *work, const struct json_value *ids
     json_iter_init(&it, ids);
     while (status == STATUS_OK && json_iter_next(&it, NULL, &id))
         status = read_id(work, id.type == JSON_STRING ? json_str_decode(id.raw, work->arena) : id.raw, error);
-    if (work->source.kind != DEAD_OF_TOPIC)
+    if (work->letter_store.kind != DEAD_OF_TOPIC)
         work->choice.ids = db_array_end(&work->ids_text);
     return status;
 }
@@ -96,7 +97,8 @@ static enum status change_topic(struct ops_change *change, struct db_conn *conn,
                                   .why = change->reason,
                                   .keep_ms = bus->keep_dead_ms,
                                   .arena = work->arena};
-    enum status status = ops_dead_open(work->ops, &work->source, conn, deadline_ns, &letters.place, error);
+    enum status status =
+        ops_dead_open(work->ops, &work->letter_store, conn, deadline_ns, &letters.place, error);
     if (status == STATUS_OK)
         status = kernel_dead_change(&letters, error);
     bus_dead_close(letters.place.dead);
@@ -109,11 +111,11 @@ static enum status change_topic(struct ops_change *change, struct db_conn *conn,
 static void wake_topic(struct ops_change *change, struct db_conn *conn, int64_t deadline_ns)
 {
     const struct dead_work *work = change->context;
-    if (work->source.kind != DEAD_OF_TOPIC || work->source.topic.engine != KERNEL_ON_POSTGRES ||
+    if (work->letter_store.kind != DEAD_OF_TOPIC || work->letter_store.topic.engine != KERNEL_ON_POSTGRES ||
         !work->requeues)
         return;
     struct bus_dead *dead = bus_dead_open_postgres(conn);
-    bus_dead_wake(dead, str_from(work->source.topic.topic), deadline_ns);
+    bus_dead_wake(dead, str_from(work->letter_store.topic.topic), deadline_ns);
     bus_dead_close(dead);
 }
 
@@ -121,9 +123,9 @@ static enum status change_table(struct ops_change *change, struct db_conn *conn,
                                 struct error *error)
 {
     struct dead_work *work = change->context;
-    enum status status = work->source.table->change(work->source.table, conn, work->requeues,
-                                                    change->is_dry_run, &work->choice, change->who,
-                                                    change->reason, deadline_ns, &change->matched, error);
+    enum status status = work->letter_store.table->change(
+        work->letter_store.table, conn, work->requeues, change->is_dry_run, &work->choice, change->who,
+        change->reason, deadline_ns, &change->matched, error);
     change->changed = change->matched;
     change->has_more = change->matched >= TABLE_ROWS_MAX;
     return status;
@@ -142,7 +144,7 @@ static enum status change_outbox(struct ops_change *change, struct db_conn *conn
                                                .is_narrow = true,
                                                .rows_max = TABLE_ROWS_MAX};
     enum status status = (change->is_dry_run ? outbox_change_count : outbox_change)(
-        conn, work->source.outbox, kind, &selection, deadline_ns, &change->matched, error);
+        conn, work->letter_store.outbox, kind, &selection, deadline_ns, &change->matched, error);
     change->changed = change->matched;
     change->has_more = change->matched >= TABLE_ROWS_MAX;
     return status;
@@ -156,7 +158,7 @@ static enum status name_database(struct dead_work *work, struct ops_change *chan
     struct ops_sites *sites = ops_sites_hold(work->ops);
     struct ops_ask *asks = arena_zalloc(work->arena, (sites->count + 1) * sizeof *asks);
     size_t count = 0;
-    enum status status = ops_dead_asks(sites, &work->source, change->database, asks, &count, error);
+    enum status status = ops_dead_asks(sites, &work->letter_store, change->database, asks, &count, error);
     if (status == STATUS_OK && count == 1)
         change->database = arena_str(work->arena, str_from(asks[0].site->name));
     ops_sites_unref(sites);
@@ -171,7 +173,7 @@ void ops_change_dead_letters(struct http_request *request)
                                 .context = &work,
                                 .on_committed = wake_topic};
     struct error error = {0};
-    if (!ops_dead_source(request, &work.source))
+    if (!ops_dead_letter_store(request, &work.letter_store))
         return;
     enum status status = ops_change_read(request, &change, &error);
     if (status == STATUS_OK)
@@ -179,15 +181,15 @@ void ops_change_dead_letters(struct http_request *request)
                                 : read_filter(&work, &change.filter, &error);
     work.choice.tenant = work.filter.tenant = change.tenant;
     work.choice.rows_max = TABLE_ROWS_MAX;
-    change.target = str_from(work.source.name);
-    change.run = work.source.kind == DEAD_OF_TOPIC   ? change_topic
-                 : work.source.kind == DEAD_OF_TABLE ? change_table
-                                                     : change_outbox;
+    change.target = str_from(work.letter_store.name);
+    change.run = work.letter_store.kind == DEAD_OF_TOPIC   ? change_topic
+                 : work.letter_store.kind == DEAD_OF_TABLE ? change_table
+                                                           : change_outbox;
     change.timeout_ms = CHANGE_MS;
     if (status == STATUS_OK)
         status = name_database(&work, &change, &error);
     if (status == STATUS_OK)
-        ops_send_change(request, &change, ops_dead_place(&work.source));
+        ops_send_change(request, &change, ops_dead_place(&work.letter_store));
     else
         http_send_error(request, &error);
     buf_deinit(&work.ids_text);

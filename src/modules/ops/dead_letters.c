@@ -1,42 +1,43 @@
-/* /v1/ops/dead-letters: every source of dead letters, their letters, and what an operator decides about them. A source is a topic's ".dlq",
- * a table of a module, or an outbox with its failed events. */
+/* /v1/ops/dead-letters: all dead letter stores, their letters, and what an operator decides about them. A store is a topic's ".dlq",
+ * a table of a module, or an outbox with its failed events; the API calls it a source. */
 #include "modules/ops/dead_letters.h"
 
 enum { LIST_MS = 400, ENGINE_MS = 5000, PAYLOAD_MAX = 65536 };
 
-/* ---- sources ---- */
+/* ---- dead letter stores ---- */
 
-bool ops_dead_source(struct http_request *request, struct dead_source *source)
+bool ops_dead_letter_store(struct http_request *request, struct dead_letter_store *letter_store)
 {
     struct ops *ops = request->context;
     struct error error = {0};
     struct str name;
     enum status status = http_request_param(request, "source", &name, &error);
-    if (status == STATUS_OK &&
-        !kernel_dead_source(kernel_config_first(ops->kernel), ops->modules, name, request->arena, source))
+    if (status == STATUS_OK && !kernel_dead_letter_store(kernel_config_first(ops->kernel), ops->modules, name,
+                                                         request->arena, letter_store))
         status = error_set(&error, STATUS_NOT_FOUND, "there is no source of dead letters of this name");
     if (status != STATUS_OK)
         http_send_error(request, &error);
     return status == STATUS_OK;
 }
 
-enum ops_place ops_dead_place(const struct dead_source *source)
+enum ops_place ops_dead_place(const struct dead_letter_store *letter_store)
 {
-    if (source->kind == DEAD_OF_OUTBOX)
-        return source->module->keeps_store ? OPS_STORE : OPS_DATABASES;
-    if (source->kind == DEAD_OF_TOPIC && source->topic.engine == KERNEL_ON_POSTGRES)
+    if (letter_store->kind == DEAD_OF_OUTBOX)
+        return letter_store->module->keeps_store ? OPS_STORE : OPS_DATABASES;
+    if (letter_store->kind == DEAD_OF_TOPIC && letter_store->topic.engine == KERNEL_ON_POSTGRES)
         return OPS_ANYWHERE;
-    return source->kind == DEAD_OF_TOPIC && source->topic.engine == KERNEL_ON_KAFKA ? OPS_DATABASES
-                                                                                    : OPS_STORE;
+    return letter_store->kind == DEAD_OF_TOPIC && letter_store->topic.engine == KERNEL_ON_KAFKA
+               ? OPS_DATABASES
+               : OPS_STORE;
 }
 
-/* The databases of a source; those of Kafka share one that has the decisions: the first. */
-enum status ops_dead_asks(const struct ops_sites *sites, const struct dead_source *source, struct str only,
-                          struct ops_ask *asks, size_t *count, struct error *error)
+/* The databases of a letter store; those of Kafka share one that has the decisions: the first. */
+enum status ops_dead_asks(const struct ops_sites *sites, const struct dead_letter_store *letter_store,
+                          struct str only, struct ops_ask *asks, size_t *count, struct error *error)
 {
-    enum status status = ops_asks_init(sites, ops_dead_place(source), STR_NONE, asks, count, error);
-    if (status == STATUS_OK && source->kind == DEAD_OF_TOPIC && source->topic.engine == KERNEL_ON_KAFKA &&
-        *count > 1)
+    enum status status = ops_asks_init(sites, ops_dead_place(letter_store), STR_NONE, asks, count, error);
+    if (status == STATUS_OK && letter_store->kind == DEAD_OF_TOPIC &&
+        letter_store->topic.engine == KERNEL_ON_KAFKA && *count > 1)
         *count = 1;
     size_t kept = 0;
     for (size_t i = 0; i < *count; i++)
@@ -49,22 +50,23 @@ enum status ops_dead_asks(const struct ops_sites *sites, const struct dead_sourc
     return status;
 }
 
-enum status ops_dead_open(struct ops *ops, const struct dead_source *source, struct db_conn *conn,
+enum status ops_dead_open(struct ops *ops, const struct dead_letter_store *letter_store, struct db_conn *conn,
                           int64_t deadline_ns, struct dead_place *place, struct error *error)
 {
     *place = (struct dead_place){
-        .conn = conn, .topic = &source->topic, .name = source->name, .deadline_ns = deadline_ns};
-    return kernel_dead_open(kernel_config_first(ops->kernel), ops->modules, source->topic.engine, conn,
+        .conn = conn, .topic = &letter_store->topic, .name = letter_store->name, .deadline_ns = deadline_ns};
+    return kernel_dead_open(kernel_config_first(ops->kernel), ops->modules, letter_store->topic.engine, conn,
                             deadline_ns, &place->dead, error);
 }
 
 /* The same with the time of a list; an engine has more than a database. */
-static enum status open_to_read(struct ops *ops, const struct dead_source *source, struct db_conn *conn,
-                                const struct ops_ask *ask, struct dead_place *place, struct error *error)
+static enum status open_to_read(struct ops *ops, const struct dead_letter_store *letter_store,
+                                struct db_conn *conn, const struct ops_ask *ask, struct dead_place *place,
+                                struct error *error)
 {
-    bool is_database = source->topic.engine == KERNEL_ON_POSTGRES;
-    return ops_dead_open(ops, source, conn, is_database ? ask->deadline_ns : clock_deadline_ms(ENGINE_MS),
-                         place, error);
+    bool is_database = letter_store->topic.engine == KERNEL_ON_POSTGRES;
+    return ops_dead_open(ops, letter_store, conn,
+                         is_database ? ask->deadline_ns : clock_deadline_ms(ENGINE_MS), place, error);
 }
 
 /* ---- one letter as JSON ---- */
@@ -97,7 +99,7 @@ static void put_optional(struct buf *out, const char *name, struct str text)
         json_put_member_str(out, name, text);
 }
 
-static void put_item(struct buf *out, const struct dead_source *source, const char *database,
+static void put_item(struct buf *out, const struct dead_letter_store *letter_store, const char *database,
                      const struct dead_item *item)
 {
     const struct bus_message *letter = item->letter;
@@ -106,7 +108,7 @@ static void put_item(struct buf *out, const struct dead_source *source, const ch
     json_put_member_str(out, "database", str_from(database));
     json_put_key(out, STR("id"));
     buf_printf(out, "\"%u-%lld\"", letter->partition, (long long)letter->offset);
-    json_put_member_str(out, "topic", str_from(source->topic.topic));
+    json_put_member_str(out, "topic", str_from(letter_store->topic.topic));
     json_put_member_i64(out, "partition", letter->partition);
     json_put_member_i64(out, "offset", letter->offset);
     put_text_or_null(out, "key", letter->key);
@@ -118,7 +120,7 @@ static void put_item(struct buf *out, const struct dead_source *source, const ch
     json_put_member_str(out, "at", str_of(text, clock_rfc3339(letter->created_us, text)));
     json_put_member_str(out, "state", str_from(dead_state_name(item->state)));
     put_optional(out, "event_id", bus_message_header(letter, STR(BUS_HEADER_EVENT_ID)));
-    put_optional(out, "tenant_id", dead_item_tenant(&source->topic, letter));
+    put_optional(out, "tenant_id", dead_item_tenant(&letter_store->topic, letter));
     put_optional(out, "decided_by", item->decided_by);
     put_optional(out, "decided_at", item->decided_at);
     put_optional(out, "decided_reason", item->decided_why);
@@ -127,12 +129,12 @@ static void put_item(struct buf *out, const struct dead_source *source, const ch
 }
 
 /* The same with payload and headers; of several headers of one name the first. */
-static void put_whole(struct buf *out, const struct dead_source *source, const char *database,
+static void put_whole(struct buf *out, const struct dead_letter_store *letter_store, const char *database,
                       const struct dead_item *item)
 {
     const struct bus_message *letter = item->letter;
     struct str payload = letter->payload;
-    put_item(out, source, database, item);
+    put_item(out, letter_store, database, item);
     out->end--; /* its brace */
     /* a text that was cut in the middle of a character is still one */
     if (item->bytes > payload.len && str_is_text(str_utf8_cut(payload, payload.len)))
@@ -164,7 +166,7 @@ static void put_whole(struct buf *out, const struct dead_source *source, const c
 
 struct dead_page {
     struct ops *ops;
-    const struct dead_source *source;
+    const struct dead_letter_store *letter_store;
     struct dead_scan scan;
     struct buf items, cursor;
 };
@@ -173,11 +175,11 @@ static enum status scan_topic(struct ops_ask *ask, struct db_conn *conn, struct 
 {
     struct dead_page *page = ask->context;
     struct dead_scan *scan = &page->scan;
-    enum status status = open_to_read(page->ops, page->source, conn, ask, &scan->place, error);
+    enum status status = open_to_read(page->ops, page->letter_store, conn, ask, &scan->place, error);
     if (status == STATUS_OK)
         status = kernel_dead_scan(scan, error);
     for (size_t i = 0; i < scan->count && status == STATUS_OK; i++)
-        put_item(&page->items, page->source, ask->site->name, &scan->items[i]);
+        put_item(&page->items, page->letter_store, ask->site->name, &scan->items[i]);
     bus_dead_close(scan->place.dead);
     return status;
 }
@@ -290,12 +292,12 @@ static void fill_page(struct dead_page *page, struct ops_ask *asks, size_t count
     }
 }
 
-static void send_topic(struct http_request *request, const struct dead_source *source)
+static void send_topic(struct http_request *request, const struct dead_letter_store *letter_store)
 {
     struct ops *ops = request->context;
     struct ops_sites *sites = ops_sites_hold(ops);
     struct ops_ask *asks = arena_zalloc(request->arena, (sites->count + 1) * sizeof *asks);
-    struct dead_page page = {.ops = ops, .source = source};
+    struct dead_page page = {.ops = ops, .letter_store = letter_store};
     struct error error = {0};
     struct str only = STR_NONE, begin = STR_NONE;
     size_t count = 0;
@@ -303,7 +305,7 @@ static void send_topic(struct http_request *request, const struct dead_source *s
     page.scan.until_ns = clock_deadline_ms(LIST_MS);
     enum status status = read_page(request, &page.scan, &only, &begin, &error);
     if (status == STATUS_OK)
-        status = ops_dead_asks(sites, source, only, asks, &count, &error);
+        status = ops_dead_asks(sites, letter_store, only, asks, &count, &error);
     if (status == STATUS_OK) {
         fill_page(&page, asks, count, begin);
         ops_send_items(request, &page.items, &page.cursor, asks, count);
@@ -317,13 +319,13 @@ static void send_topic(struct http_request *request, const struct dead_source *s
 
 void ops_get_dead_letters(struct http_request *request)
 {
-    struct dead_source source;
+    struct dead_letter_store letter_store;
     enum dead_state state = DEAD_OPEN;
     struct error error = {0};
-    if (!ops_dead_source(request, &source))
+    if (!ops_dead_letter_store(request, &letter_store))
         return;
-    if (source.kind == DEAD_OF_TOPIC) {
-        send_topic(request, &source);
+    if (letter_store.kind == DEAD_OF_TOPIC) {
+        send_topic(request, &letter_store);
         return;
     }
     if (read_state(request, &state, &error) != STATUS_OK) {
@@ -332,10 +334,10 @@ void ops_get_dead_letters(struct http_request *request)
     }
     const struct ops_view *views[KERNEL_DEAD_VIEWS];
     size_t count = 0;
-    if (source.kind == DEAD_OF_OUTBOX)
-        views[count++] = kernel_outbox_dead(source.outbox, state == DEAD_DISCARDED, request->arena);
-    for (; source.kind == DEAD_OF_TABLE && source.table->lists[state][count]; count++)
-        views[count] = source.table->lists[state][count];
+    if (letter_store.kind == DEAD_OF_OUTBOX)
+        views[count++] = kernel_outbox_dead(letter_store.outbox, state == DEAD_DISCARDED, request->arena);
+    for (; letter_store.kind == DEAD_OF_TABLE && letter_store.table->lists[state][count]; count++)
+        views[count] = letter_store.table->lists[state][count];
     ops_send_walk(request, views, count);
 }
 
@@ -343,7 +345,7 @@ void ops_get_dead_letters(struct http_request *request)
 
 struct dead_one {
     struct ops *ops;
-    const struct dead_source *source;
+    const struct dead_letter_store *letter_store;
     struct dead_position id;
     struct dead_filter filter;
     struct arena *arena;
@@ -356,12 +358,12 @@ static enum status get_one(struct ops_ask *ask, struct db_conn *conn, struct err
     struct dead_place place;
     struct dead_item *items;
     size_t count = 0;
-    enum status status = open_to_read(one->ops, one->source, conn, ask, &place, error);
+    enum status status = open_to_read(one->ops, one->letter_store, conn, ask, &place, error);
     if (status == STATUS_OK)
         status = kernel_dead_get(&place, &one->filter, &one->id, 1, PAYLOAD_MAX, one->arena, &items, &count,
                                  error);
     if (status == STATUS_OK && count == 1)
-        put_whole(&one->body, one->source, ask->site->name, &items[0]);
+        put_whole(&one->body, one->letter_store, ask->site->name, &items[0]);
     bus_dead_close(place.dead);
     return status;
 }
@@ -385,7 +387,7 @@ static enum status find_one(struct http_request *request, struct dead_one *one, 
     if (status == STATUS_OK)
         status = http_request_query(request, STR("database"), &found, &only, error);
     if (status == STATUS_OK)
-        status = ops_dead_asks(sites, one->source, found ? only : STR_NONE, asks, &count, error);
+        status = ops_dead_asks(sites, one->letter_store, found ? only : STR_NONE, asks, &count, error);
     for (size_t i = 0; status == STATUS_OK && i < count && !buf_len(&one->body); i++) {
         ops_ask_all(one->ops, &asks[i], 1, get_one, one);
         if (asks[i].status != STATUS_OK) {
@@ -401,17 +403,19 @@ static enum status find_one(struct http_request *request, struct dead_one *one, 
 
 void ops_get_dead_letter(struct http_request *request)
 {
-    struct dead_source source;
-    if (!ops_dead_source(request, &source))
+    struct dead_letter_store letter_store;
+    if (!ops_dead_letter_store(request, &letter_store))
         return;
-    if (source.kind != DEAD_OF_TOPIC) {
-        ops_send_view(request, source.kind == DEAD_OF_TABLE
-                                   ? source.table->one
-                                   : kernel_outbox_dead_one(source.outbox, request->arena));
+    if (letter_store.kind != DEAD_OF_TOPIC) {
+        ops_send_view(request, letter_store.kind == DEAD_OF_TABLE
+                                   ? letter_store.table->one
+                                   : kernel_outbox_dead_one(letter_store.outbox, request->arena));
         return;
     }
-    struct dead_one one = {
-        .ops = request->context, .source = &source, .filter = {.state = DEAD_ANY}, .arena = request->arena};
+    struct dead_one one = {.ops = request->context,
+                           .letter_store = &letter_store,
+                           .filter = {.state = DEAD_ANY},
+                           .arena = request->arena};
     struct ops_sites *sites = ops_sites_hold(one.ops);
     struct error error = {0};
     if (find_one(request, &one, sites, &error) == STATUS_OK)

@@ -60,7 +60,7 @@ static const struct http_route routes[] = {
     OPS_GET("outboxes", ops_get_outboxes),
     OPS_GET("outboxes/{table}/events", ops_get_outbox_events),
     OPS_GET("outboxes/{table}/events/{id}", ops_get_outbox_event),
-    OPS_GET("dead-letters", ops_get_dead_sources),
+    OPS_GET("dead-letters", ops_get_dead_letter_stores),
     OPS_GET("dead-letters/{source}", ops_get_dead_letters),
     OPS_GET("dead-letters/{source}/{id}", ops_get_dead_letter),
     OPS_POST("dead-letters/{source}/requeue", ops_change_dead_letters),

@@ -163,7 +163,7 @@ http_handler_fn ops_get_config;
 
 /* ---- outboxes.c, dead_letters.c ---- */
 http_handler_fn ops_get_outboxes, ops_get_outbox_events, ops_get_outbox_event;
-http_handler_fn ops_get_dead_sources, ops_get_dead_letters, ops_get_dead_letter;
+http_handler_fn ops_get_dead_letter_stores, ops_get_dead_letters, ops_get_dead_letter;
 http_handler_fn ops_change_dead_letters, ops_change_outbox; /* what is done is the last word of the path */
 
 #endif
