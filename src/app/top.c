@@ -17,7 +17,7 @@
 enum { INTERVAL_MS = 2000, FILE_COLUMNS = 200, END_MS = 300 };
 
 struct top {
-    struct top_source source;
+    struct top_input input;
     const char *url, *token, *tenant;
     struct fetch_tls tls;
     int64_t interval_ms;
@@ -70,7 +70,7 @@ static void *run_sampler(void *context)
     bool goes_on = true;
     while (goes_on) {
         struct top_sample *sample = memory_zalloc(sizeof *sample), *kept = memory_zalloc(sizeof *kept);
-        top_source_read(&top->source, before, sample);
+        top_input_read(&top->input, before, sample);
         /* What the next one is compared with: names and versions. */
         *kept = (struct top_sample){
             .arena = ARENA(4096), .at_ns = sample->at_ns, .dictionary_count = sample->dictionary_count};
@@ -172,7 +172,7 @@ static int run_file(struct top *top)
     for (bool goes_on = true; goes_on && !interrupted;) {
         struct top_sample *sample = memory_zalloc(sizeof *sample);
         struct buf text = {0};
-        top_source_read(&top->source, before, sample);
+        top_input_read(&top->input, before, sample);
         top_screen_put(&text, sample, FILE_COLUMNS, 0, "\n");
         if (!top->is_once)
             buf_put_char(&text, '\n');
@@ -197,7 +197,7 @@ static int run_file(struct top *top)
 /* 0, or the exit status. Without a configuration a pod alone is asked. */
 static int open_source(struct top *top)
 {
-    struct top_source *source = &top->source;
+    struct top_input *input = &top->input;
     struct error error = {0};
     struct str given;
     struct buf problems = {0};
@@ -205,20 +205,20 @@ static int open_source(struct top *top)
     struct str url = client_url("top", top->url, &top->url_text);
     if (!url.len || !client_token_given("top", top->token, &given) || !client_tls_given("top", &top->tls))
         return OPTIONS_WRONG;
-    source->config = kernel_config_load(
-        &(struct kernel_options){.config_path = app_config_path(source->config_path), .modules = app_modules},
+    input->config = kernel_config_load(
+        &(struct kernel_options){.config_path = app_config_path(input->config_path), .modules = app_modules},
         &problems);
-    bool is_config_needed = source->config_path || top->from_databases || !is_pod_named;
-    if (!source->config && is_config_needed)
+    bool is_config_needed = input->config_path || top->from_databases || !is_pod_named;
+    if (!input->config && is_config_needed)
         fprintf(stderr, "%.*s", STR_ARG(buf_str(&problems)));
     buf_deinit(&problems);
-    if (!source->config && is_config_needed)
+    if (!input->config && is_config_needed)
         return 1;
-    if (source->config)
-        app_sites_init(&source->sites, source->config);
+    if (input->config)
+        app_sites_init(&input->sites, input->config);
     if (top->from_databases)
         return 0;
-    const struct auth_settings *auth = source->config ? config_section(source->config, "auth") : NULL;
+    const struct auth_settings *auth = input->config ? config_section(input->config, "auth") : NULL;
     if (client_token(given,
                      &(struct auth_token_request){
                          .tenant = str_from(top->tenant),
@@ -228,10 +228,10 @@ static int open_source(struct top *top)
                      },
                      &top->token_text, &error) != STATUS_OK)
         return app_fail("top", "%s", error.message);
-    source->call = (struct pod_call){.url = url,
-                                     .token = buf_str(&top->token_text),
-                                     .session = fetch_session_open(),
-                                     .tls = client_tls(&top->tls)};
+    input->call = (struct pod_call){.url = url,
+                                    .token = buf_str(&top->token_text),
+                                    .session = fetch_session_open(),
+                                    .tls = client_tls(&top->tls)};
     return 0;
 }
 
@@ -269,7 +269,7 @@ int app_top(int argc, char **argv)
          "bearer token with the scope ops:read (default $FRESHET_TOKEN, else a development token)",
          .into = &top.token},
         CLIENT_TLS_ROWS(top.tls),
-        APP_CONFIG_ROW(top.source.config_path),
+        APP_CONFIG_ROW(top.input.config_path),
         {.name = NULL},
     };
     int exit_status = options_read(
@@ -289,7 +289,7 @@ int app_top(int argc, char **argv)
     exit_status = open_source(&top);
     if (exit_status == 0)
         exit_status = run_top(&top);
-    top_source_close(&top.source);
+    top_input_close(&top.input);
     buf_deinit(&top.url_text);
     buf_deinit(&top.token_text);
     return exit_status;

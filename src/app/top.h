@@ -46,8 +46,8 @@ struct top_sample {
     double freshness_p50_ms, freshness_p99_ms; /* < 0 = unknown */
 };
 
-/* ---- top_source.c: on the sampler's thread ---- */
-struct top_source {
+/* ---- top_input.c: on the sampler's thread ---- */
+struct top_input {
     const char *config_path;
     struct pod_call call;  /* of the pod; without a URL no pod is asked */
     struct config *config; /* of the databases; NULL = none */
@@ -57,8 +57,8 @@ struct top_source {
     bool pod_is_away;  /* the last time; it is tried again with each sample, for a shorter time */
 };
 /* What cannot be had is a warning in the sample. */
-void top_source_read(struct top_source *source, const struct top_sample *before, struct top_sample *sample);
-void top_source_close(struct top_source *source);
+void top_input_read(struct top_input *input, const struct top_sample *before, struct top_sample *sample);
+void top_input_close(struct top_input *input);
 
 /* ---- top_rows.c: rows as the API has them, from JSON ---- */
 void top_rows_read(struct top_sample *sample, const char *list,

@@ -13,10 +13,10 @@ enum { POD_MS = 2000, POD_AGAIN_MS = 1000, DATABASE_MS = 2000, ROWS_MAX = 500, C
 /* ---- a pod ---- */
 
 /* Rows of all tenants, or, where the token may not see them, of its own. */
-static enum status ask_pod(const struct top_source *source, const char *path, bool has_tenants,
+static enum status ask_pod(const struct top_input *input, const char *path, bool has_tenants,
                            struct buf *body, struct error *error)
 {
-    struct pod_call call = source->call;
+    struct pod_call call = input->call;
     struct arena arena = ARENA(256);
     char separator = strchr(path, '?') ? '&' : '?';
     call.path = has_tenants ? arena_printf(&arena, "/v1/ops/%s%ctenant=*", path, separator)
@@ -32,7 +32,7 @@ static enum status ask_pod(const struct top_source *source, const char *path, bo
     return status;
 }
 
-static enum status read_pod(struct top_source *source, struct top_sample *sample, struct error *error)
+static enum status read_pod(struct top_input *input, struct top_sample *sample, struct error *error)
 {
     static const struct {
         const char *list, *path;
@@ -45,7 +45,7 @@ static enum status read_pod(struct top_source *source, struct top_sample *sample
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted && status == STATUS_OK; i++) {
         struct buf body;
         struct json_value answer, part;
-        status = ask_pod(source, wanted[i].path, wanted[i].has_tenants, &body, error);
+        status = ask_pod(input, wanted[i].path, wanted[i].has_tenants, &body, error);
         if (status == STATUS_OK &&
             json_parse_stored(buf_str(&body), JSON_DEPTH_LIMIT, &answer, NULL) != STATUS_OK)
             status = error_set(error, STATUS_BAD_REQUEST, CLIENT_STRANGE_ANSWER);
@@ -128,18 +128,18 @@ static enum status read_updates(struct db_conn *conn, struct top_sample *sample,
     return status;
 }
 
-static void read_site(struct top_source *source, size_t at, struct top_sample *sample)
+static void read_site(struct top_input *input, size_t at, struct top_sample *sample)
 {
-    const struct app_site *site = &source->sites.items[at];
+    const struct app_site *site = &input->sites.items[at];
     int64_t deadline_ns = clock_deadline_ms(DATABASE_MS);
     static const char *const views[] = {"pods", "dictionaries", "lag"};
     struct db_conn *conn = NULL;
     struct error error = {0};
     enum status status = STATUS_OK;
-    if (!source->pools[at])
-        status = app_site_open(site, CONNECTIONS, DATABASE_MS, &source->pools[at], &error);
+    if (!input->pools[at])
+        status = app_site_open(site, CONNECTIONS, DATABASE_MS, &input->pools[at], &error);
     if (status == STATUS_OK)
-        status = db_acquire(source->pools[at], deadline_ns, &conn, &error);
+        status = db_acquire(input->pools[at], deadline_ns, &conn, &error);
     for (size_t i = 0; i < sizeof views / sizeof *views && status == STATUS_OK; i++)
         status = read_view(views[i], site, conn, sample, deadline_ns, &error);
     if (status == STATUS_OK)
@@ -163,42 +163,42 @@ static void begin_sample(struct top_sample *sample)
 }
 
 /* False: the databases are to be asked. */
-static bool sample_pod(struct top_source *source, struct top_sample *sample)
+static bool sample_pod(struct top_input *input, struct top_sample *sample)
 {
     struct error error = {0};
-    if (!source->call.url.len)
+    if (!input->call.url.len)
         return false;
-    source->call.single = true;
-    source->call.patience_ms = source->pod_is_away ? POD_AGAIN_MS : POD_MS;
-    sample->source = arena_str(&sample->arena, source->call.url).ptr;
-    enum status status = read_pod(source, sample, &error);
-    source->pod_is_away = pod_is_away(status);
+    input->call.single = true;
+    input->call.patience_ms = input->pod_is_away ? POD_AGAIN_MS : POD_MS;
+    sample->source = arena_str(&sample->arena, input->call.url).ptr;
+    enum status status = read_pod(input, sample, &error);
+    input->pod_is_away = pod_is_away(status);
     if (status == STATUS_OK)
         return true;
     arena_deinit(&sample->arena);
     begin_sample(sample);
-    top_warn(sample, "%.*s: %s", STR_ARG(source->call.url), error.message);
+    top_warn(sample, "%.*s: %s", STR_ARG(input->call.url), error.message);
     return false;
 }
 
-void top_source_read(struct top_source *source, const struct top_sample *before, struct top_sample *sample)
+void top_input_read(struct top_input *input, const struct top_sample *before, struct top_sample *sample)
 {
     begin_sample(sample);
-    if (!sample_pod(source, sample)) {
-        sample->source = source->config ? "the databases" : "nowhere";
-        for (size_t i = 0; source->config && i < source->sites.count; i++)
-            read_site(source, i, sample);
+    if (!sample_pod(input, sample)) {
+        sample->source = input->config ? "the databases" : "nowhere";
+        for (size_t i = 0; input->config && i < input->sites.count; i++)
+            read_site(input, i, sample);
     }
     sample->at_ns = clock_mono_ns();
     sample->at_us = clock_unix_us();
     top_rows_finish(sample, before);
 }
 
-void top_source_close(struct top_source *source)
+void top_input_close(struct top_input *input)
 {
-    for (size_t i = 0; i < source->sites.count; i++)
-        db_pool_destroy(source->pools[i]);
-    app_sites_deinit(&source->sites);
-    config_free(source->config);
-    fetch_session_close(source->call.session);
+    for (size_t i = 0; i < input->sites.count; i++)
+        db_pool_destroy(input->pools[i]);
+    app_sites_deinit(&input->sites);
+    config_free(input->config);
+    fetch_session_close(input->call.session);
 }
