@@ -1,6 +1,6 @@
 /* Metrics: the registry, the updates, and the printing as Prometheus text, version 0.0.4.
  *
- * A thread that claimed a shard is its only writer, so it adds by a plain load and store, without the bus
+ * A thread that took a shard is its only writer, so it adds by a plain load and store, without the bus
  * lock of an atomic addition; all other threads share the last shard and do add atomically.
  *
  * A counter's or histogram's cells stand once a shard, each shard's on lines of its own:
@@ -25,7 +25,7 @@
 #define LABEL_VALUE_BYTES_MAX 256 /* a longer value is cut: its length is a peer's choice */
 
 #define SHARDS_EXCLUSIVE 16
-#define SHARD_SHARED SHARDS_EXCLUSIVE /* of every thread that claimed none */
+#define SHARD_SHARED SHARDS_EXCLUSIVE /* of every thread that took none */
 #define SHARDS (SHARDS_EXCLUSIVE + 1)
 
 typedef _Atomic uint64_t metric_cell;
@@ -53,7 +53,7 @@ struct metric_family_state {
 
 static pthread_mutex_t registry_lock = PTHREAD_MUTEX_INITIALIZER;
 static STAILQ_HEAD(, metric_family_state) families = STAILQ_HEAD_INITIALIZER(families);
-static atomic_uint shards_claimed;
+static atomic_uint shards_taken;
 static _Thread_local unsigned thread_shard = SHARD_SHARED;
 
 static const double default_bounds[] = {0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005,
@@ -165,17 +165,17 @@ void metric_series_drop(struct metric_series *series)
     pthread_mutex_unlock(&registry_lock);
 }
 
-void metrics_thread_claim_shard(void)
+void metrics_thread_take_shard(void)
 {
     unsigned shard;
 
     if (thread_shard != SHARD_SHARED)
         return;
-    shard = atomic_fetch_add_explicit(&shards_claimed, 1, memory_order_relaxed);
+    shard = atomic_fetch_add_explicit(&shards_taken, 1, memory_order_relaxed);
     if (shard < SHARDS_EXCLUSIVE)
         thread_shard = shard;
     else
-        atomic_fetch_sub_explicit(&shards_claimed, 1, memory_order_relaxed);
+        atomic_fetch_sub_explicit(&shards_taken, 1, memory_order_relaxed);
 }
 
 static double double_of(uint64_t bits)

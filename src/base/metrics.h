@@ -64,7 +64,7 @@ void metrics_each(const char *family, void (*fn)(void *arg, const struct str *la
 const double *metrics_buckets(const struct metric_family *family, uint64_t counts[METRIC_BUCKETS_MAX]);
 
 /* Gives the calling thread a shard of its own. Called by each loop at start; other threads share one. */
-void metrics_thread_claim_shard(void);
+void metrics_thread_take_shard(void);
 
 void metrics_print(struct buf *out); /* text format 0.0.4 */
 

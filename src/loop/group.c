@@ -36,7 +36,7 @@ static void *run_thread(void *arg)
     char name[16];
     snprintf(name, sizeof name, "loop-%u", loop_index(loop));
     pthread_setname_np(pthread_self(), name);
-    metrics_thread_claim_shard();
+    metrics_thread_take_shard();
     loop_run(loop);
     return NULL;
 }

@@ -250,8 +250,8 @@ static void *update_many(void *argument)
     struct metric_series *histogram = metric_series_get(&shared_histogram, NULL);
 
     if (*(const bool *)argument) {
-        metrics_thread_claim_shard();
-        metrics_thread_claim_shard();
+        metrics_thread_take_shard();
+        metrics_thread_take_shard();
     }
     pthread_barrier_wait(&all_there);
     for (int i = 0; i < ROUNDS; i++) {
@@ -266,14 +266,14 @@ static void nothing_is_lost_between_threads(void **state)
 {
     (void)state;
     pthread_t threads[THREADS];
-    bool claims[2] = {false, true};
+    bool takes_shard[2] = {false, true};
 
     metrics_register(&shared_counter);
     metrics_register(&shared_gauge);
     metrics_register(&shared_histogram);
     pthread_barrier_init(&all_there, NULL, THREADS);
     for (int i = 0; i < THREADS; i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, update_many, &claims[i % 6 != 0]), 0);
+        assert_int_equal(pthread_create(&threads[i], NULL, update_many, &takes_shard[i % 6 != 0]), 0);
     for (int i = 0; i < 20; i++)
         free(printed("shared_seconds"));
     for (int i = 0; i < THREADS; i++)
