@@ -21,7 +21,7 @@ struct cache_builder {
     struct build build;
     struct cache_snapshot *base;
     struct cache_snapshot *next; /* the snapshot in the making */
-    struct chunk *base_tail;     /* the base's chunk this build goes on in, if it could claim it */
+    struct chunk *base_tail;     /* the base's chunk this build goes on in, if it could take it */
     uint32_t base_tail_used;     /* where to cut it off again when the build is abandoned */
     uint64_t memory_max;
     size_t payload_bytes_max;
@@ -46,7 +46,7 @@ struct cache_builder *cache_builder_create(struct cache_snapshot *base, uint64_t
     if (base)
         cache_snapshot_ref(base);
     builder->next = cache_snapshot_create(base, &builder->build);
-    builder->base_tail = cache_chunks_claim_tail(&builder->next->chunks, &builder->build);
+    builder->base_tail = cache_chunks_take_tail(&builder->next->chunks, &builder->build);
     if (builder->base_tail)
         builder->base_tail_used = builder->base_tail->used;
     builder->staging = builder->ascending = !base;
@@ -296,7 +296,7 @@ void cache_sweep(struct cache_snapshot *next, struct build *build, size_t change
 }
 
 /* ---- the end ---- */
-/* Frees the builder and returns the snapshot that it made. The next build may claim the tails. */
+/* Frees the builder and returns the snapshot that it made. The next build may take the tails. */
 static struct cache_snapshot *end_build(struct cache_builder *builder)
 {
     struct cache_snapshot *next = builder->next;

@@ -46,7 +46,7 @@ static struct chunk *chunk_create(struct build *build, size_t size)
         munmap((char *)chunk + size, CHUNK_BYTES - before);
     shared_init(&chunk->shared, build->birth);
     chunk->used = CHUNK_HEADER_BYTES;
-    atomic_init(&chunk->claimed, true);
+    atomic_init(&chunk->is_taken, true);
     chunk->mapped = size;
     atomic_fetch_add_explicit(&mapped_count, 1, memory_order_relaxed);
     return chunk;
@@ -181,14 +181,14 @@ static void seal_tail(struct chunk_table *table, struct build *build)
         drop_chunk(table, cache_chunks_own_entry(table, build, tail));
 }
 
-struct chunk *cache_chunks_claim_tail(struct chunk_table *table, struct build *build)
+struct chunk *cache_chunks_take_tail(struct chunk_table *table, struct build *build)
 {
     struct chunk *chunk;
 
     if (table->tail == CHUNK_NONE)
         return NULL;
     chunk = cache_chunks_entry(table, table->tail)->chunk;
-    if (!atomic_exchange_explicit(&chunk->claimed, true, memory_order_acquire)) {
+    if (!atomic_exchange_explicit(&chunk->is_taken, true, memory_order_acquire)) {
         if (chunk->used == cache_chunks_entry(table, table->tail)->used)
             return chunk;
         cache_chunk_release(chunk);
@@ -199,7 +199,7 @@ struct chunk *cache_chunks_claim_tail(struct chunk_table *table, struct build *b
 
 void cache_chunk_release(struct chunk *chunk)
 {
-    atomic_store_explicit(&chunk->claimed, false, memory_order_release);
+    atomic_store_explicit(&chunk->is_taken, false, memory_order_release);
 }
 
 struct cache_record *cache_chunks_alloc(struct chunk_table *table, struct build *build, size_t size)

@@ -173,10 +173,10 @@ struct hash128 cache_record_digest(const struct cache_record *record); /* hash_i
 
 struct chunk {
     struct shared shared;
-    uint32_t index;      /* its place in the table of every version that lists it */
-    uint32_t used;       /* header included; changed only by the build that claimed it */
-    atomic_bool claimed; /* some build appends to it */
-    uint32_t counted;    /* bytes of it that cache_count_bytes() knows */
+    uint32_t index;       /* its place in the table of every version that lists it */
+    uint32_t used;        /* header included; changed only by the build that took it */
+    atomic_bool is_taken; /* a build appends to it */
+    uint32_t counted;     /* bytes of it that cache_count_bytes() knows */
     size_t mapped;
 };
 _Static_assert(sizeof(struct chunk) <= CHUNK_HEADER_BYTES, "a chunk's header has its place");
@@ -214,8 +214,8 @@ void cache_chunks_copy(struct chunk_table *table, const struct chunk_table *base
 void cache_chunks_deinit(struct chunk_table *table);
 /* Takes the tail chunk for this build. NULL if another build has it, or records were appended that are not of this version: the
  * next record then opens a new chunk. */
-struct chunk *cache_chunks_claim_tail(struct chunk_table *table, struct build *build);
-void cache_chunk_release(struct chunk *chunk); /* the next build may claim it */
+struct chunk *cache_chunks_take_tail(struct chunk_table *table, struct build *build);
+void cache_chunk_release(struct chunk *chunk); /* the next build may take it */
 struct cache_record *cache_chunks_alloc(struct chunk_table *table, struct build *build, size_t size);
 /* This version no longer leads to the record; the last one of a chunk drops the chunk. */
 void cache_chunks_forget(struct chunk_table *table, struct build *build, const struct cache_record *record);

@@ -57,7 +57,7 @@ static void a_delta_sweeps_in_proportion(void **state)
 
     (void)state;
     swept = cache_snapshot_create(sparse, &build);
-    cache_chunks_claim_tail(&swept->chunks, &build);
+    cache_chunks_take_tail(&swept->chunks, &build);
     cache_sweep(swept, &build, 1);
     assert_in_range(build.copied_bytes, 1, 64 * 1024);
     cache_sweep(swept, &build, 50000);
