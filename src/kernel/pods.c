@@ -19,12 +19,12 @@ enum {
     WRITE_MS = 4000,
     STOP_MS = 500,
     RATE_MS = 4000, /* rates are measured over at least this time */
-    CLAIMS_MAX = 64,
+    ROW_OWNERS_MAX = 64,
     REPORT_BYTES_MAX = 64 * 1024,
 };
 
-/* Who writes the row of a database: one site of those that are the same database. */
-struct pod_claim {
+/* The site that writes this process's row in a database: one of those that are the same database. */
+struct pod_row_owner {
     const struct db_server *server;
     const struct kernel_site *site;
 };
@@ -33,8 +33,8 @@ struct kernel_pods {
     char pod_id[65], host[HOST_BYTES], address[ADDRESS_BYTES];
     struct buf roles; /* text[] */
     int64_t started_us;
-    pthread_mutex_t lock; /* of the claims */
-    struct pod_claim claims[CLAIMS_MAX];
+    pthread_mutex_t lock; /* of the row owners */
+    struct pod_row_owner row_owners[ROW_OWNERS_MAX];
     /* the home loop's */
     int64_t counted_ns;
     uint64_t reads, writes;
@@ -194,34 +194,34 @@ static void put_modules(struct kernel *kernel, struct buf *out)
 }
 
 /* The row of this database is written by this site: true, unless another site of the same database does. */
-static bool claim_row(struct kernel_site *site)
+static bool take_row(struct kernel_site *site)
 {
     struct kernel_pods *pods = site->kernel->pods;
-    struct pod_claim *own = NULL;
+    struct pod_row_owner *own = NULL;
     pthread_mutex_lock(&pods->lock);
-    for (struct pod_claim *claim = pods->claims; claim < pods->claims + CLAIMS_MAX; claim++) {
-        if (claim->site && claim->server == site->target.server) {
-            own = claim;
+    for (struct pod_row_owner *entry = pods->row_owners; entry < pods->row_owners + ROW_OWNERS_MAX; entry++) {
+        if (entry->site && entry->server == site->target.server) {
+            own = entry;
             break;
         }
-        if (!claim->site && !own)
-            own = claim;
+        if (!entry->site && !own)
+            own = entry;
     }
     if (own && !own->site)
-        *own = (struct pod_claim){site->target.server, site};
+        *own = (struct pod_row_owner){site->target.server, site};
     bool is_own = own && own->site == site;
     pthread_mutex_unlock(&pods->lock);
     return is_own;
 }
 
-static bool leave_row(struct kernel_site *site)
+static bool give_row_back(struct kernel_site *site)
 {
     struct kernel_pods *pods = site->kernel->pods;
     bool was_own = false;
     pthread_mutex_lock(&pods->lock);
-    for (size_t i = 0; i < CLAIMS_MAX; i++)
-        if (pods->claims[i].site == site) {
-            pods->claims[i] = (struct pod_claim){0};
+    for (size_t i = 0; i < ROW_OWNERS_MAX; i++)
+        if (pods->row_owners[i].site == site) {
+            pods->row_owners[i] = (struct pod_row_owner){0};
             was_own = true;
         }
     pthread_mutex_unlock(&pods->lock);
@@ -234,7 +234,7 @@ static void gather_report(void *context)
     struct kernel *kernel = writer->site->kernel;
     struct buf *out = &writer->report;
     buf_clear(out);
-    if (!claim_row(writer->site))
+    if (!take_row(writer->site))
         return;
     measure_rates(kernel->pods);
     buf_put_char(out, '{');
@@ -311,7 +311,7 @@ struct kernel_pod_writer *kernel_pod_writer_create(struct kernel_site *site)
 void kernel_pod_writer_stop(struct kernel_pod_writer *writer)
 {
     struct error error;
-    if (!writer || !leave_row(writer->site) || !db_pool_is_up(writer->site->pool))
+    if (!writer || !give_row_back(writer->site) || !db_pool_is_up(writer->site->pool))
         return;
     (void)!db_pool_exec(writer->site->pool, &stop_sql,
                         DB_PARAMS(db_cstr(kernel_pod_id(writer->site->kernel))), clock_deadline_ms(STOP_MS),
