@@ -27,7 +27,7 @@
 /* A connect that timed out after less than this does not count as a failure of the database. One that had more, but not half of
  * the connect timeout, counts when several fail in a row. */
 #define COUNTED_CONNECT_MS 100
-#define GIVEN_UP_MAX 3
+#define TIMED_OUT_CONNECTS_MAX 3
 
 enum grant { GRANT_NONE, GRANT_CONN, GRANT_SLOT, GRANT_REFUSED };
 
@@ -52,8 +52,8 @@ struct db_pool {
     unsigned long_used;     /* of them, those that have long work */
     struct turns turns;     /* waiters; members are slots in use */
     enum breaker breaker;
-    uint64_t outages;  /* times it opened */
-    unsigned given_up; /* connects whose callers had no time left, in a row */
+    uint64_t outages;            /* times it opened */
+    unsigned timed_out_connects; /* in a row: their callers had no time left */
     struct backoff backoff;
     int64_t retry_at_ns;
     char reason[256]; /* why the breaker opened */
@@ -252,7 +252,7 @@ static void breaker_close(struct db_pool *pool)
     if (pool->breaker != BREAKER_CLOSED || !db_pool_is_up(pool))
         log_info("db_up", LOG_CSTR("database", pool->parsed.name), LOG_CSTR("address", pool->parsed.address));
     pool->breaker = BREAKER_CLOSED;
-    pool->given_up = 0;
+    pool->timed_out_connects = 0;
     backoff_reset(&pool->backoff);
     atomic_store_explicit(&pool->up, true, memory_order_relaxed);
     metric_set(pool->breaker_is_open, 0);
@@ -350,7 +350,7 @@ static enum status open_conn(struct db_pool *pool, struct db_use use, int64_t de
     /* Does a connect that took all of its time count as a failure of the database? */
     if (status == STATUS_TIMEOUT)
         is_down = pool->breaker == BREAKER_PROBING || 2 * given_ms >= pool->parsed.connect_timeout_ms ||
-                  (given_ms >= COUNTED_CONNECT_MS && ++pool->given_up >= GIVEN_UP_MAX);
+                  (given_ms >= COUNTED_CONNECT_MS && ++pool->timed_out_connects >= TIMED_OUT_CONNECTS_MAX);
     if (is_down)
         breaker_open(pool, own.message);
     give_slot_back(pool, use, NULL);
