@@ -377,7 +377,7 @@ void bus_nats_advisories_settle(struct nats_partition *partition)
         struct nats_item *item = bus_nats_partition_find(partition, advisory.sequence);
         bool is_here = item && item->message, has_letter = false;
         if (is_here)
-            item->is_given_up = true;
+            item->is_redelivery_over = true;
         for (size_t at = 0; at < NATS_DEAD_KEPT && !has_letter; at++)
             has_letter = partition->dead_sequences[at] == advisory.sequence;
         if (!is_here && (has_letter || store_dead_letter(partition, &advisory)))

@@ -62,11 +62,11 @@ struct nats_item {
     /* How often. More than once: perhaps to a process that crashed by it, so it is handled alone. */
     uint64_t delivered;
     uint64_t consumer_sequence; /* when it was last sent; 0 = on an earlier connection */
-    bool is_given_up;           /* by the server: it does not send it again */
+    bool is_redelivery_over;    /* an advisory said so: the server does not send it again */
     natsMsg *message;           /* NULL: returned to the server (-NAK), which sends it again */
 };
 
-/* ---- advisories: the server has given up a message that was not acknowledged ---- */
+/* ---- advisories: the server stops sending a message that was not acknowledged ---- */
 enum nats_advisory_kind { ADVISORY_MAX_DELIVERIES, ADVISORY_TERMINATED, ADVISORY_KINDS };
 
 struct nats_advisory {

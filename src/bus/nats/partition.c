@@ -298,7 +298,7 @@ static void settle_batch(struct nats_partition *partition, const struct bus_mess
             partition->items[kept++] = *item;
             continue;
         }
-        if (item->is_given_up)
+        if (item->is_redelivery_over)
             bus_nats_dead_note(partition, item->sequence);
         natsMsg_Destroy(item->message);
     }
