@@ -22,7 +22,7 @@ static const struct db_statement wrong_sql =
                  "       (extract(epoch from coalesce(published_at, created_at)) * 1000000)::bigint"
                  " from refdata.undecided($1, $2, '-infinity', 'infinity')"
                  " where carriers = 0 or (carriers > 1 and snapshot_id is null) order by created_at");
-enum { TENANT, EVENT_ID, DICT_CODE, CARRIERS, IS_GIVEN_UP, AT_US };
+enum { TENANT, EVENT_ID, DICT_CODE, CARRIERS, IS_PUBLISH_FAILED, AT_US };
 
 struct refdata_book {
     struct books *books;
@@ -125,9 +125,9 @@ enum status refdata_books(struct books *books, struct db_conn *conn, struct erro
         status = ask_kafka(&book, conn, &published_us, error);
     for (size_t i = 0; status == STATUS_OK && i < db_result_rows(book.wrong); i++) {
         bool is_doubled = db_result_i64(book.wrong, i, CARRIERS) > 1;
-        bool is_given_up = db_result_i64(book.wrong, i, IS_GIVEN_UP) == 1;
+        bool is_publish_failed = db_result_i64(book.wrong, i, IS_PUBLISH_FAILED) == 1;
         char id[256];
-        if (!is_doubled && !is_given_up &&
+        if (!is_doubled && !is_publish_failed &&
             (db_result_i64(book.wrong, i, AT_US) >= published_us ||
              is_moved(&book, settings, db_result_str(book.wrong, i, DICT_CODE))))
             continue; /* Kafka may have it */
@@ -137,10 +137,10 @@ enum status refdata_books(struct books *books, struct db_conn *conn, struct erro
                  STR_ARG(db_result_str(book.wrong, i, EVENT_ID)),
                  STR_ARG(db_result_str(book.wrong, i, DICT_CODE)));
         books->on_culprit(books, line.kind, str_from(id),
-                          is_doubled         ? "is carried by several messages"
-                          : is_given_up      ? "its command could not be published"
-                          : book.is_on_kafka ? "Kafka does not have its command any more"
-                                             : "its command is not on the bus any more");
+                          is_doubled          ? "is carried by several messages"
+                          : is_publish_failed ? "its command could not be published"
+                          : book.is_on_kafka  ? "Kafka does not have its command any more"
+                                              : "its command is not on the bus any more");
     }
     db_result_free(book.wrong);
     line.accepted = book.accepted;

@@ -42,7 +42,7 @@ static const struct db_statement lost_sql =
                  "  (extract(epoch from coalesce(published_at, created_at)) * 1000000)::bigint,"
                  "  (extract(epoch from clock_timestamp()) * 1000000)::bigint"
                  " from refdata.audit_updates($1, $2, $3, $4)");
-enum { TENANT, EVENT_ID, DICT_CODE, OUTBOX_ID, IS_GIVEN_UP, LAST_ERROR, AT_US, NOW_US };
+enum { TENANT, EVENT_ID, DICT_CODE, OUTBOX_ID, IS_PUBLISH_FAILED, LAST_ERROR, AT_US, NOW_US };
 
 static const struct db_statement fail_sql =
     DB_STATEMENT("select tenant_id, event_id, dict_code, reason"
@@ -272,17 +272,18 @@ static void settle_row(struct lost *lost, size_t row, int64_t passed_us, struct 
                event_id = db_result_str(lost->rows, row, EVENT_ID),
                code = db_result_str(lost->rows, row, DICT_CODE);
     const struct refdata_dictionary *dictionary = refdata_catalog_find(lost->catalog, code);
-    bool is_given_up = db_result_i64(lost->rows, row, IS_GIVEN_UP) == 1;
+    bool is_publish_failed = db_result_i64(lost->rows, row, IS_PUBLISH_FAILED) == 1;
     struct str reason = str_from(status_message(STATUS_COMMAND_LOST));
-    if (database->buses.shared && !is_given_up && db_result_i64(lost->rows, row, AT_US) >= passed_us)
+    if (database->buses.shared && !is_publish_failed && db_result_i64(lost->rows, row, AT_US) >= passed_us)
         return;
     bool is_moved = database->buses.shared && dictionary && dictionary->database != database;
     if (is_moved && (copy_decision(lost, row, dictionary->database, error) ||
-                     (!is_given_up &&
+                     (!is_publish_failed &&
                       db_result_i64(lost->rows, row, AT_US) >= ask_there(lost, dictionary->database, error))))
         return;
     /* On the embedded bus no process publishes from command_outbox: the row is left from before bus.commands was changed. */
-    bool is_kept = database->buses.shared && !is_given_up && !db_result_is_null(lost->rows, row, OUTBOX_ID);
+    bool is_kept =
+        database->buses.shared && !is_publish_failed && !db_result_is_null(lost->rows, row, OUTBOX_ID);
     if (is_kept && is_moved) { /* what would have overtaken it there is not known here */
         db_array_put(&lost->republished, db_result_str(lost->rows, row, OUTBOX_ID));
         report_lost(AUDIT_REPUBLISHED, tenant, event_id, code);
@@ -293,7 +294,7 @@ static void settle_row(struct lost *lost, size_t row, int64_t passed_us, struct 
                             REFDATA_ROW(tenant, event_id, db_result_str(lost->rows, row, OUTBOX_ID)));
         return;
     }
-    if (is_given_up && !db_result_is_null(lost->rows, row, LAST_ERROR))
+    if (is_publish_failed && !db_result_is_null(lost->rows, row, LAST_ERROR))
         reason = arena_printf(lost->arena, "its command could not be published: %.*s",
                               STR_ARG(db_result_str(lost->rows, row, LAST_ERROR)));
     refdata_columns_add(&lost->failed, REFDATA_ROW(tenant, event_id, reason));
