@@ -18,7 +18,7 @@
 #include "base/status.h"
 #include "base/str.h"
 
-/* X(name, metric label, sentence). The sentence goes to the client, so it has nothing that a stranger must
+/* X(name, metric label, sentence). The sentence goes to the client, so it has nothing that an outsider must
  * not know; it holds no quotes, because it also stands in a quoted string of WWW-Authenticate. */
 #define AUTH_REASON_TABLE(X)                                                              \
     X(VALID, "valid", "the token is valid")                                               \

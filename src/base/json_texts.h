@@ -1,5 +1,5 @@
 /* A request's body as a table of texts: one JSON object whose members of those names are strings within limits. What is
- * wrong is refused by the member's name (C6), in the order of the body for strangers and duplicates, then of the table.
+ * wrong is refused by the member's name (C6), in the order of the body for unknown members and duplicates, then of the table.
  *
  * Texts that cannot be stored are refused here, so that no statement is: U+0000 at any depth, also in what is kept unread. */
 #ifndef FRESHET_BASE_JSON_TEXTS_H

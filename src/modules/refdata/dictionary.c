@@ -96,11 +96,11 @@ static enum status fail_at(const struct making *making, const struct refdata_tem
 static enum status check_allowed(const struct refdata_sql *sql, unsigned allowed, struct arena *arena,
                                  size_t *offset, struct error *error)
 {
-    unsigned stranger = REFDATA_PARAMETERS, count = 0;
-    for (unsigned i = 0; i < sql->statement.param_count && stranger == REFDATA_PARAMETERS; i++)
+    unsigned unknown = REFDATA_PARAMETERS, count = 0;
+    for (unsigned i = 0; i < sql->statement.param_count && unknown == REFDATA_PARAMETERS; i++)
         if (!(allowed & BIT(sql->statement.names[i])))
-            stranger = sql->statement.names[i];
-    if (stranger == REFDATA_PARAMETERS)
+            unknown = sql->statement.names[i];
+    if (unknown == REFDATA_PARAMETERS)
         return STATUS_OK;
     struct db_name known[REFDATA_PARAMETERS + 1] = {{0}};
     struct db_statement unused;
@@ -109,7 +109,7 @@ static enum status check_allowed(const struct refdata_sql *sql, unsigned allowed
             known[count++] = all_names[i];
     if (db_sql_compile(sql->text, known, arena, &unused, offset, NULL) == STATUS_OK)
         *offset = 0;
-    return error_set(error, STATUS_CONFIG, "the parameter :%s has no value here", all_names[stranger].name);
+    return error_set(error, STATUS_CONFIG, "the parameter :%s has no value here", all_names[unknown].name);
 }
 
 /* A statement that changes the transaction it runs in, or the session of the connection's next user. Invalid SQL is refused by

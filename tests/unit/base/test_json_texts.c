@@ -83,7 +83,7 @@ static void what_is_wrong_is_refused_by_name(void **state)
     }
 }
 
-static void strangers_are_refused_where_nobody_keeps_them(void **state)
+static void unknown_members_are_refused_unless_they_are_kept(void **state)
 {
     (void)state;
     struct arena arena = ARENA(256);
@@ -103,7 +103,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_are_unescaped_and_the_rest_is_kept_as_it_came),
         cmocka_unit_test(what_is_wrong_is_refused_by_name),
-        cmocka_unit_test(strangers_are_refused_where_nobody_keeps_them),
+        cmocka_unit_test(unknown_members_are_refused_unless_they_are_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
