@@ -20,7 +20,7 @@ struct db_listener {
 struct db_hub {
     struct db_link link; /* first: the two share their address; each listener is a user */
     LIST_HEAD(, db_listener) listeners;
-    bool asking; /* LISTENs wait for their answer */
+    bool is_waiting_for_answer; /* to LISTENs */
     bool destroyed;
 };
 
@@ -36,7 +36,7 @@ static void hub_ask(struct db_link *link)
     struct db_listener *listener;
     struct buf sql = {0};
 
-    if (hub->asking || link->state != DB_LINK_READY)
+    if (hub->is_waiting_for_answer || link->state != DB_LINK_READY)
         return;
     LIST_FOREACH(listener, &hub->listeners, entry) {
         if (listener->state != LISTENER_WANTED)
@@ -45,9 +45,9 @@ static void hub_ask(struct db_link *link)
         for (const char **channel = listener->config.channels; *channel; channel++)
             buf_printf(&sql, "LISTEN \"%s\";", *channel);
     }
-    hub->asking = buf_len(&sql) > 0;
+    hub->is_waiting_for_answer = buf_len(&sql) > 0;
     buf_put_char(&sql, '\0');
-    if (hub->asking)
+    if (hub->is_waiting_for_answer)
         db_link_sent(link, PQsendQuery(link->pg, buf_str(&sql).ptr));
     buf_deinit(&sql);
 }
@@ -57,7 +57,7 @@ static void hub_on_down(struct db_link *link)
     struct db_hub *hub = hub_of(link);
     struct db_listener *listener;
 
-    hub->asking = false;
+    hub->is_waiting_for_answer = false;
     LIST_FOREACH(listener, &hub->listeners, entry)
         listener->state = LISTENER_WANTED;
 }
@@ -68,7 +68,7 @@ static void hub_answered(struct db_hub *hub)
 {
     struct db_listener *listener, *next;
 
-    hub->asking = false;
+    hub->is_waiting_for_answer = false;
     db_link_answered(&hub->link);
     LIST_FOREACH(listener, &hub->listeners, entry)
         if (listener->state == LISTENER_ASKED)
@@ -97,7 +97,7 @@ static void hub_take_results(struct db_hub *hub)
     }
     if (refused)
         db_link_sent(&hub->link, 0);
-    else if (ended && hub->asking)
+    else if (ended && hub->is_waiting_for_answer)
         hub_answered(hub);
 }
 
