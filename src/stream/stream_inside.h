@@ -41,11 +41,11 @@ struct stream_subscriber {
     bool greets;
     bool is_ending; /* nothing follows the opening */
 
-    /* Led on page by page, if is_paged. It is the owner's from asking until it is handed back, and the loop's otherwise. */
+    /* Led on page by page, if is_paged. The owner has it from the request for a page until it hands it back, the loop otherwise. */
     struct loop_message gone_message; /* the loop's, when it is released meanwhile */
     int64_t after;                    /* where it stands, its opening included */
     bool is_paged;                    /* from its beginning to its end */
-    bool is_asking, is_released;      /* the loop's */
+    bool is_with_owner, is_released;  /* the loop's */
     bool is_refused;
     struct stream_segment *handed_opening, *handed_at; /* set by the owner, taken over with it; referenced */
     bool handed_refusal;

@@ -173,7 +173,7 @@ static enum http_producer_state wait_for_more(struct stream_subscriber *subscrib
 {
     const struct stream_config *config = &subscriber->topic->config;
     const struct stream_segment *at = subscriber->at;
-    bool asks = !at && !subscriber->is_asking;
+    bool asks = !at && !subscriber->is_with_owner;
     if (asks)
         subscriber->position = subscriber->after;
     int64_t position = at ? at->to : subscriber->position;
@@ -188,7 +188,7 @@ static enum http_producer_state wait_for_more(struct stream_subscriber *subscrib
     subscriber->greets = subscriber->greets && !at;
     subscriber->beats = local->beats;
     if (asks) {
-        subscriber->is_asking = true;
+        subscriber->is_with_owner = true;
         subscriber->message.on_message = stream_subscriber_ask;
         loop_post(config->owner, &subscriber->message);
     }
@@ -260,7 +260,7 @@ static void release(void *context)
     if (LIST_EMPTY(&local->subscribers))
         loop_timer_stop(local->loop, &local->heartbeat);
     metric_change(subscriber->topic->config.subscribers, -1);
-    if (!subscriber->is_asking) {
+    if (!subscriber->is_with_owner) {
         leave(subscriber);
         return;
     }
@@ -273,7 +273,7 @@ void stream_subscriber_resume(struct loop *loop, struct loop_message *message)
 {
     (void)loop;
     struct stream_subscriber *subscriber = (struct stream_subscriber *)message;
-    subscriber->is_asking = false;
+    subscriber->is_with_owner = false;
     subscriber->opening = subscriber->handed_opening;
     subscriber->at = subscriber->handed_at;
     subscriber->is_refused = subscriber->handed_refusal;
