@@ -77,7 +77,7 @@ static struct str authorization_of(const struct auth_verification *v)
     return str_of(v->authorization, v->authorization_len);
 }
 
-static void destroy(void *memory)
+static void verification_destroy(void *memory)
 {
     struct auth_verification *v = memory;
 
@@ -89,7 +89,7 @@ static void destroy(void *memory)
 
 /* ---- on the worker ---- */
 
-static void run(struct worker_job *job)
+static void verification_run(struct worker_job *job)
 {
     struct auth_verification *v = (struct auth_verification *)job;
     int64_t begin_ns = clock_mono_ns();
@@ -105,9 +105,9 @@ static void run(struct worker_job *job)
 
 /* ---- back on the loop ---- */
 
-static void done(struct worker_job *job);
+static void verification_done(struct worker_job *job);
 
-static bool submit(struct auth_verification *v)
+static bool verification_submit(struct auth_verification *v)
 {
     struct auth_loop *state = v->state;
 
@@ -119,8 +119,8 @@ static bool submit(struct auth_verification *v)
     arena_reset(&v->arena);
     v->job.loop = state->loop;
     v->job.share = v->sender; /* senders take turns */
-    v->job.run = run;
-    v->job.done = done;
+    v->job.run = verification_run;
+    v->job.done = verification_done;
     auth_ref(state->auth);
     if (worker_pool_submit(state->auth->workers, &v->job))
         return true;
@@ -129,7 +129,7 @@ static bool submit(struct auth_verification *v)
 }
 
 /* Out of the map first: a waiter may ask for a verification again. */
-static void finish(struct auth_verification *v)
+static void verification_finish(struct auth_verification *v)
 {
     struct waiter *waiter;
 
@@ -140,10 +140,10 @@ static void finish(struct auth_verification *v)
         waiter->on_verified(waiter->context);
         free(waiter);
     }
-    loop_free_later(v->state->loop, v, destroy);
+    loop_free_later(v->state->loop, v, verification_destroy);
 }
 
-static void remember(struct auth_verification *v)
+static void verification_remember(struct auth_verification *v)
 {
     struct auth_loop *state = v->state;
 
@@ -168,24 +168,24 @@ static void remember(struct auth_verification *v)
     auth_denied_put(&state->denied, authorization_of(v), v->generation, until_ns, v->reason);
 }
 
-static void done(struct worker_job *job)
+static void verification_done(struct worker_job *job)
 {
     struct auth_verification *v = (struct auth_verification *)job;
     struct auth_loop *state = v->state;
     struct auth *auth = state->auth;
 
     if (job->cancelled) {
-        finish(v);
+        verification_finish(v);
     } else if (v->generation != state->generation) {
-        if (!submit(v))
-            finish(v);
+        if (!verification_submit(v))
+            verification_finish(v);
     } else if (v->reason == AUTH_REASON_UNKNOWN_KEY && !v->had_its_reading &&
                state->awaiting_count < AWAITING_MAX && auth_demand_keys(auth)) {
         TAILQ_INSERT_TAIL(&state->awaiting, v, awaiting);
         state->awaiting_count++;
     } else {
-        remember(v);
-        finish(v);
+        verification_remember(v);
+        verification_finish(v);
     }
     auth_unref(auth);
 }
@@ -198,11 +198,11 @@ void auth_verifications_settle(struct auth_loop *state, bool keys_changed)
         TAILQ_REMOVE(&state->awaiting, v, awaiting);
         state->awaiting_count--;
         v->had_its_reading = true;
-        if (keys_changed && submit(v))
+        if (keys_changed && verification_submit(v))
             continue;
         if (!keys_changed)
-            remember(v);
-        finish(v);
+            verification_remember(v);
+        verification_finish(v);
     }
 }
 
@@ -234,8 +234,8 @@ bool auth_verify(struct auth *auth, struct loop *loop, uint64_t sender, struct s
         str_put(v->authorization, authorization);
         STAILQ_INIT(&v->waiters);
         v->arena = ARENA(ARENA_BLOCK_BYTES);
-        if (!submit(v)) {
-            destroy(v);
+        if (!verification_submit(v)) {
+            verification_destroy(v);
             return false;
         }
         map_add(&state->pending, &v->node, hash);
