@@ -128,7 +128,7 @@ bool kernel_wants_module(const struct kernel *kernel, const struct module *modul
     return false;
 }
 
-/* Blocked before any thread is made: they inherit the mask, and only watch() takes signals. */
+/* Blocked before any thread is made: they inherit the mask, and only kernel_watch() takes signals. */
 static sigset_t handled_signals(void)
 {
     sigset_t signals;
@@ -201,7 +201,7 @@ static enum status start_server(struct kernel *kernel, struct error *error)
     return status;
 }
 
-static enum status start(struct kernel *kernel, struct error *error)
+static enum status kernel_start(struct kernel *kernel, struct error *error)
 {
     const struct kernel_http_settings *http = config_section(kernel->config, "http");
     unsigned loops = http->loops ? (unsigned)http->loops : kernel_processors();
@@ -313,7 +313,7 @@ static void kernel_reload(struct kernel *kernel)
 }
 
 /* Returns when it is time to stop. */
-static void watch(struct kernel *kernel)
+static void kernel_watch(struct kernel *kernel)
 {
     sigset_t signals = handled_signals();
     struct kernel_file_mark seen = kernel_file_mark(kernel->options.config_path);
@@ -333,7 +333,7 @@ static void watch(struct kernel *kernel)
 /* ---- stop: what takes requests first, what serves them last ---- */
 
 /* Readiness falls at once; requests are served until those that follow it have noticed. A second signal ends the wait. */
-static void leave(struct kernel *kernel, int64_t delay_ms)
+static void kernel_leave(struct kernel *kernel, int64_t delay_ms)
 {
     int64_t until_ns = clock_deadline_ms(delay_ms), left_ns;
     sigset_t signals = handled_signals();
@@ -357,7 +357,7 @@ static void on_drained(void *arg)
     atomic_store((atomic_bool *)arg, true);
 }
 
-static void stop(struct kernel *kernel)
+static void kernel_stop(struct kernel *kernel)
 {
     kernel_traces_stop(kernel->traces);
     fetch_stop();
@@ -373,7 +373,7 @@ static void stop(struct kernel *kernel)
     loop_group_stop(kernel->loops);
 }
 
-static void destroy(struct kernel *kernel)
+static void kernel_destroy(struct kernel *kernel)
 {
     if (kernel->server)
         http_server_destroy(kernel->server);
@@ -420,25 +420,25 @@ int kernel_serve(const struct kernel_options *options)
     signal(SIGPIPE, SIG_IGN);
     pthread_sigmask(SIG_BLOCK, &signals, NULL);
     fetch_init();
-    if (start(&kernel, &error) != STATUS_OK) {
+    if (kernel_start(&kernel, &error) != STATUS_OK) {
         log_error("start_failed", LOG_ERROR_FIELDS(&error));
-        stop(&kernel);
-        destroy(&kernel);
+        kernel_stop(&kernel);
+        kernel_destroy(&kernel);
         return 1;
     }
     log_info("serving", LOG_CSTR("program", FRESHET_VERSION),
              LOG_INT("port", http_server_port(kernel.server)),
              LOG_INT("loops", loop_group_count(kernel.loops)), LOG_CSTR("config", options->config_path));
     kernel.stop_deadline_ns = CLOCK_NEVER;
-    watch(&kernel);
+    kernel_watch(&kernel);
     const struct kernel_http_settings *http = config_section(kernel.config, "http");
-    leave(&kernel, http->drain_delay_ms);
+    kernel_leave(&kernel, http->drain_delay_ms);
     kernel.stop_deadline_ns = clock_deadline_ms(http->stop_timeout_ms);
     http_server_drain(kernel.server, kernel.stop_deadline_ns, on_drained, &drained);
     while (!atomic_load(&drained))
         nanosleep(&(struct timespec){.tv_nsec = 2 * CLOCK_NS_PER_MS}, NULL);
-    stop(&kernel);
-    destroy(&kernel);
+    kernel_stop(&kernel);
+    kernel_destroy(&kernel);
     log_info("stopped");
     return atomic_load(&kernel.must_stop) ? 1 : 0;
 }
