@@ -37,7 +37,7 @@ const struct http_route refdata_query_routes[] = {
 
 /* Dictionaries that name no scope have those for all. Without refdata.postgres the dictionaries live where the other modules keep
  * their tables. */
-static void complete(struct config *config, void *section)
+static void refdata_module_complete(struct config *config, void *section)
 {
     struct refdata_settings *settings = section;
     struct refdata_dictionary_settings *all = settings->dictionaries.items;
@@ -60,7 +60,7 @@ static void complete(struct config *config, void *section)
     settings->postgres.count = 1;
 }
 
-static enum status check(const struct config *config, const void *section, struct error *error)
+static enum status refdata_module_check(const struct config *config, const void *section, struct error *error)
 {
     enum status status = refdata_settings_check_engines(config, section, error);
     if (status == STATUS_OK)
@@ -140,7 +140,8 @@ static void deinit_queue(struct refdata_queue *queue)
     turns_deinit(&queue->rest);
 }
 
-static enum status start(struct kernel *kernel, const void *section, void **state, struct error *error)
+static enum status refdata_module_start(struct kernel *kernel, const void *section, void **state,
+                                        struct error *error)
 {
     const struct refdata_settings *settings = section;
     struct refdata_catalog *catalog = NULL;
@@ -207,7 +208,7 @@ static void reload_on_home(void *arg)
     loop_group_synchronize(refdata->loops, free_catalog, before);
 }
 
-static void reload(void *state, struct config *config, const void *section)
+static void refdata_module_reload(void *state, struct config *config, const void *section)
 {
     (void)config;
     struct refdata *refdata = state;
@@ -230,7 +231,7 @@ static void reload(void *state, struct config *config, const void *section)
     refdata_catalog_unref(before);
 }
 
-static void stop(void *state)
+static void refdata_module_stop(void *state)
 {
     struct refdata *refdata = state;
     refdata_databases_close(refdata, atomic_load(&refdata->catalog),
@@ -283,7 +284,7 @@ static void put_role(struct refdata *refdata, const struct refdata_catalog *cata
 }
 
 /* On any loop: atomics only. */
-static void health(void *state, struct health *health)
+static void refdata_module_health(void *state, struct health *health)
 {
     struct refdata *refdata = state;
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
@@ -333,17 +334,17 @@ const struct module refdata_module = {
     .metrics = refdata_metrics,
     .migrations = refdata_migrations,
     .grants = refdata_grants,
-    .complete = complete,
-    .check = check,
+    .complete = refdata_module_complete,
+    .check = refdata_module_check,
     .adjust_auth = adjust_auth,
     .pod_id = pod_id,
     .each_database = each_database,
     .each_dead_topic = each_dead_topic,
-    .start = start,
-    .reload = reload,
-    .stop = stop,
+    .start = refdata_module_start,
+    .reload = refdata_module_reload,
+    .stop = refdata_module_stop,
     .destroy = destroy_refdata,
-    .health = health,
+    .health = refdata_module_health,
     .uses_store = uses_store,
     .provides = (const char *const[]){REFDATA_ENTITY_TYPE, NULL},
     .outboxes = (const struct outbox_table *const[]){&refdata_outbox_table, &refdata_command_table, NULL},
