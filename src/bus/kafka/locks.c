@@ -1,13 +1,13 @@
 /* Which partitions a reader has, where the members of its group share a database: a partition belongs to the session of
  * PostgreSQL that holds its advisory lock. A process that dies loses its sessions at once, and the others find its partitions
- * free at their next look, without waiting for a session timeout of Kafka (ADR 15).
+ * free at their next reading, without waiting for a session timeout of Kafka (ADR 15).
  *
- * All members also hold one shared lock, by which they are counted. A look lists both kinds of locks. From it each member derives
+ * All members also hold one shared lock, by which they are counted. A reading lists both kinds of locks. From it each member derives
  * its share of the partitions, takes free ones up to it, and returns those beyond it: when the handler has ended and the offset is
  * committed, it unlocks them.
  *
  * A frozen holder keeps its connection, so PostgreSQL ends a session that was idle for session_ms (since version 14). By its own
- * clock a holder begins neither a batch nor a commit when its last look is older than 4/5 of that. So it handles at most the
+ * clock a holder begins neither a batch nor a commit when its last reading is older than 4/5 of that. So it handles at most the
  * batch that it had begun, whose effect the database recognises by the event ids. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@
 
 enum {
     MEMBER = INT32_MAX, /* the lock that all members share; the others are numbers of partitions */
-    LOOK_MIN_MS = 50,   /* between two looks after a change; doubles without one */
+    LOOK_MIN_MS = 50,   /* between two readings after a change; doubles without one */
     LOOK_MAX_MS = 500,
     RETURN_COMMIT_MS = 2000, /* for the last commit before a partition is returned */
 };
@@ -28,7 +28,7 @@ enum {
 static const struct db_statement join_sql = DB_STATEMENT(
     "SELECT pg_advisory_unlock_all(), pg_try_advisory_lock_shared($1, $2),"
     " (SELECT set_config(name, $3, false) FROM pg_settings WHERE name = 'idle_session_timeout')");
-static const struct db_statement look_sql = DB_STATEMENT(
+static const struct db_statement locks_sql = DB_STATEMENT(
     "SELECT objid::bigint, sign(pid - pg_backend_pid()), count(*) OVER (PARTITION BY pid) - 1 FROM pg_locks"
     " WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND classid = $1::bigint::oid"
     " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())");
@@ -38,7 +38,7 @@ static const struct db_statement return_sql =
     DB_STATEMENT("SELECT pg_advisory_unlock($1, n) FROM unnest($2::int[]) AS n");
 static const struct db_statement leave_sql = DB_STATEMENT("SELECT pg_advisory_unlock_all()");
 
-/* What a look has found. Partitions that cannot be shared out evenly give some members one more than the others. */
+/* What a reading has found. Partitions that cannot be shared out evenly give some members one more than the others. */
 struct kafka_view {
     unsigned members;
     unsigned ahead,
@@ -68,7 +68,7 @@ static int lock_space(const struct kafka_reader *reader)
 
 /* ---- the session ---- */
 
-static bool join(struct kafka_reader *reader)
+static bool locks_join(struct kafka_reader *reader)
 {
     char timeout[24];
     struct error error = {0};
@@ -108,15 +108,15 @@ void bus_kafka_locks_leave(struct kafka_reader *reader)
     db_release(session);
 }
 
-/* ---- look ---- */
+/* ---- reading the locks ---- */
 
-static bool look(struct kafka_reader *reader, struct kafka_view *view)
+static bool locks_read(struct kafka_reader *reader, struct kafka_view *view)
 {
     struct db_result *rows = NULL;
     int64_t asked_ns = clock_mono_ns();
 
     FAILPOINT("kafka.before_look");
-    if (db_query(reader->session, &look_sql, DB_PARAMS(db_int(lock_space(reader))),
+    if (db_query(reader->session, &locks_sql, DB_PARAMS(db_int(lock_space(reader))),
                  statement_deadline(reader), &rows, NULL) != STATUS_OK)
         return false;
     for (size_t i = 0; i < db_result_rows(rows); i++) {
@@ -239,14 +239,14 @@ static bool return_surplus(struct kafka_reader *reader)
 
 /* ---- keep ---- */
 
-static bool look_and_take(struct kafka_reader *reader)
+static bool locks_read_and_take(struct kafka_reader *reader)
 {
     struct kafka_view view = {0};
     unsigned taken = 0;
 
     reader->topic_partitions = bus_kafka_topic_partitions(reader->kafka, reader->consumer.topic);
     view.is_held = memory_zalloc(reader->topic_partitions + 1);
-    bool is_good = look(reader, &view) && take_share(reader, &view, &taken);
+    bool is_good = locks_read(reader, &view) && take_share(reader, &view, &taken);
     free(view.is_held);
     if (taken || view.members != reader->members)
         log_debug("kafka_partitions_taken", LOG_CSTR("topic", reader->consumer.spec.topic),
@@ -280,7 +280,7 @@ void bus_kafka_locks_keep(struct kafka_reader *reader)
     if (is_good && now_ns < reader->look_at_ns)
         return;
     if (is_good && !is_cut_off)
-        is_good = (reader->session || join(reader)) && look_and_take(reader);
+        is_good = (reader->session || locks_join(reader)) && locks_read_and_take(reader);
     reader->look_at_ns = clock_deadline_ms(is_good ? reader->look_ms : LOOK_MAX_MS / 2);
     if (!reader->session || (is_good && !is_cut_off) || kafka_is_ending(reader->kafka))
         return;

@@ -121,7 +121,7 @@ static void log_results(struct kafka *kafka, rd_kafka_event_t *event)
     }
 }
 
-/* All that are missing, in one request. The next look shows whether it worked. */
+/* All that are missing, in one request. The next check shows whether it worked. */
 static void create_topics(struct kafka *kafka, rd_kafka_t *rk)
 {
     rd_kafka_NewTopic_t **topics = memory_zalloc(kafka->bus.topic_count * sizeof topics[0]);
@@ -166,12 +166,12 @@ static void create_topics(struct kafka *kafka, rd_kafka_t *rk)
     free(topics);
 }
 
-/* ---- look ---- */
+/* ---- check ---- */
 
 /* Does a broker answer? It is asked for all topics: it may create one that it is asked for by name, with its own default. One that
  * it has created so is used as long as it has our partitions. Dead letters have no order, and their reader may have created the
  * topic first. */
-static bool look(struct kafka *kafka, rd_kafka_t *rk)
+static bool topics_check(struct kafka *kafka, rd_kafka_t *rk)
 {
     const struct rd_kafka_metadata *metadata;
 
@@ -218,7 +218,7 @@ int64_t bus_kafka_upkeep_step(struct task *task, void *context)
     bool is_good = false;
 
     if (producer) {
-        is_good = look(kafka, producer);
+        is_good = topics_check(kafka, producer);
         pthread_mutex_lock(&kafka->lock);
         bool was_up = atomic_exchange(&kafka->bus.is_up, is_good), is_first = !kafka->is_up_logged;
         kafka->is_up_logged = true;
@@ -230,7 +230,7 @@ int64_t bus_kafka_upkeep_step(struct task *task, void *context)
             log_warn("kafka_down", LOG_CSTR("brokers", kafka->config.brokers));
         if (is_good && is_any_unknown(kafka)) {
             create_topics(kafka, producer);
-            is_good = look(kafka, producer) && !is_any_unknown(kafka);
+            is_good = topics_check(kafka, producer) && !is_any_unknown(kafka);
         }
         if (is_good)
             bus_kafka_lag_measure(kafka, producer);
