@@ -23,7 +23,7 @@ static void set_timer(struct db_link *link, int64_t ms)
     loop_timer_start(link->loop, &link->timer, clock_deadline_ms(ms), on_timer);
 }
 
-static void unwatch(struct db_link *link)
+static void link_unwatch(struct db_link *link)
 {
     if (!link->watching)
         return;
@@ -32,9 +32,9 @@ static void unwatch(struct db_link *link)
     link->watching = false;
 }
 
-static bool watch(struct db_link *link, int fd, unsigned interest)
+static bool link_watch(struct db_link *link, int fd, unsigned interest)
 {
-    unwatch(link);
+    link_unwatch(link);
     int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (own < 0)
         return false;
@@ -46,7 +46,7 @@ static bool watch(struct db_link *link, int fd, unsigned interest)
 
 static void close_all(struct db_link *link)
 {
-    unwatch(link);
+    link_unwatch(link);
     if (link->lookup_fd >= 0)
         close(link->lookup_fd);
     link->lookup_fd = -1;
@@ -54,7 +54,7 @@ static void close_all(struct db_link *link)
     link->pg = NULL;
 }
 
-static void fail(struct db_link *link, const char *reason)
+static void link_fail(struct db_link *link, const char *reason)
 {
     bool was_ready = link->state == DB_LINK_READY;
 
@@ -74,7 +74,7 @@ static void fail_with_libpq(struct db_link *link)
     struct error error = {0};
 
     db_connect_failed(link->pg, &error);
-    fail(link, error.message);
+    link_fail(link, error.message);
 }
 
 /* ---- connecting ---- */
@@ -88,39 +88,39 @@ static void connect_next(struct db_link *link)
         link->state = DB_LINK_CONNECTING;
         link->pg = db_connect_start(&link->parsed, &link->endpoints.at[link->endpoint_at++], &error);
         set_timer(link, link->parsed.connect_timeout_ms / link->endpoints.count);
-        if (PQstatus(link->pg) != CONNECTION_BAD && watch(link, PQsocket(link->pg), LOOP_WRITE))
+        if (PQstatus(link->pg) != CONNECTION_BAD && link_watch(link, PQsocket(link->pg), LOOP_WRITE))
             return;
     }
     if (link->pg)
         fail_with_libpq(link);
     else
-        fail(link, error.message);
+        link_fail(link, error.message);
 }
 
-static void start(struct db_link *link)
+static void link_start(struct db_link *link)
 {
     struct error error = {0};
 
     link->state = DB_LINK_LOOKING_UP;
     link->endpoint_at = 0;
     if (db_lookup_start(&link->parsed, &link->lookup_fd, &link->endpoints, &error) != STATUS_OK) {
-        fail(link, error.message);
+        link_fail(link, error.message);
     } else if (link->lookup_fd < 0) {
         connect_next(link);
     } else {
         set_timer(link, link->parsed.connect_timeout_ms);
-        if (!watch(link, link->lookup_fd, LOOP_READ))
-            fail(link, "the loop takes no more descriptors");
+        if (!link_watch(link, link->lookup_fd, LOOP_READ))
+            link_fail(link, "the loop takes no more descriptors");
     }
 }
 
 /* libpq may have changed its socket meanwhile, so it is registered again for every step. */
 static void connect_step(struct db_link *link)
 {
-    unwatch(link);
+    link_unwatch(link);
     PostgresPollingStatusType step = PQconnectPoll(link->pg);
     if (step == PGRES_POLLING_READING || step == PGRES_POLLING_WRITING) {
-        if (!watch(link, PQsocket(link->pg), step == PGRES_POLLING_READING ? LOOP_READ : LOOP_WRITE))
+        if (!link_watch(link, PQsocket(link->pg), step == PGRES_POLLING_READING ? LOOP_READ : LOOP_WRITE))
             connect_next(link);
         return;
     }
@@ -129,7 +129,7 @@ static void connect_step(struct db_link *link)
         return;
     }
     loop_timer_stop(link->loop, &link->timer);
-    if (PQsetnonblocking(link->pg, 1) != 0 || !watch(link, PQsocket(link->pg), LOOP_READ)) {
+    if (PQsetnonblocking(link->pg, 1) != 0 || !link_watch(link, PQsocket(link->pg), LOOP_READ)) {
         fail_with_libpq(link);
         return;
     }
@@ -144,7 +144,7 @@ static void connect_step(struct db_link *link)
 
 /* ---- events ---- */
 
-static void flush(struct db_link *link)
+static void link_flush(struct db_link *link)
 {
     int rc = PQflush(link->pg);
 
@@ -161,10 +161,10 @@ static void on_event(struct loop_io *io, unsigned events)
 
     if (link->state == DB_LINK_LOOKING_UP) {
         int fd = link->lookup_fd;
-        unwatch(link);
+        link_unwatch(link);
         link->lookup_fd = -1;
         if (db_lookup_finish(fd, &link->endpoints, &error) != STATUS_OK)
-            fail(link, error.message);
+            link_fail(link, error.message);
         else
             connect_next(link);
     } else if (link->state == DB_LINK_CONNECTING) {
@@ -178,7 +178,7 @@ static void on_event(struct loop_io *io, unsigned events)
         if (is_input)
             link->kind->on_input(link);
         if (link->state == DB_LINK_READY && (events & LOOP_WRITE))
-            flush(link);
+            link_flush(link);
     }
 }
 
@@ -187,16 +187,16 @@ static void on_timer(struct loop_timer *timer)
     struct db_link *link = CONTAINER_OF(timer, struct db_link, timer);
 
     switch (link->state) {
-    case DB_LINK_WAITING: start(link); break;
-    case DB_LINK_LOOKING_UP: fail(link, "the name lookup took too long"); break;
+    case DB_LINK_WAITING: link_start(link); break;
+    case DB_LINK_LOOKING_UP: link_fail(link, "the name lookup took too long"); break;
     case DB_LINK_CONNECTING:
-        unwatch(link);
+        link_unwatch(link);
         if (link->endpoint_at < link->endpoints.count)
             connect_next(link);
         else
-            fail(link, "no connection in time");
+            link_fail(link, "no connection in time");
         break;
-    case DB_LINK_READY: fail(link, "no answer in time"); break;
+    case DB_LINK_READY: link_fail(link, "no answer in time"); break;
     }
 }
 
@@ -207,7 +207,7 @@ void db_link_sent(struct db_link *link, int sent)
         return;
     }
     set_timer(link, link->parsed.connect_timeout_ms);
-    flush(link);
+    link_flush(link);
 }
 
 void db_link_answered(struct db_link *link)
@@ -245,7 +245,7 @@ struct db_link *db_link_ref(struct loop *loop, const struct db_target *target,
     if (link) {
         link->backoff =
             (struct backoff){.min_ms = link->parsed.backoff_min_ms, .max_ms = link->parsed.backoff_max_ms};
-        start(link);
+        link_start(link);
     }
     return link;
 }

@@ -147,13 +147,14 @@ static enum status check_age(const struct migration_run *run, struct error *erro
 }
 
 /* Reads what is applied, and refuses what is too new. */
-static enum status look(struct migration_run *run, struct error *error)
+static enum status migration_read_and_check(struct migration_run *run, struct error *error)
 {
     enum status status = read_applied(run, error);
     return status == STATUS_OK ? check_age(run, error) : status;
 }
 
-static enum status apply(struct migration_run *run, const struct db_migration *migration, struct error *error)
+static enum status migration_apply(struct migration_run *run, const struct db_migration *migration,
+                                   struct error *error)
 {
     char sum[HASH128_HEX_BYTES];
     enum status status = db_begin(run->conn, DB_READ_COMMITTED, run->deadline_ns, error);
@@ -204,7 +205,7 @@ static enum status apply_missing(struct migration_run *run, unsigned *count, str
 {
     const struct db_migration *migrations = run->migrations;
     bool applied;
-    enum status status = look(run, error);
+    enum status status = migration_read_and_check(run, error);
 
     for (; status == STATUS_OK && migrations->number > 0; migrations++) {
         status = is_applied(run, migrations, &applied, error);
@@ -213,7 +214,7 @@ static enum status apply_missing(struct migration_run *run, unsigned *count, str
         if (*count == 0)
             status = prepare_table(run, error);
         if (status == STATUS_OK)
-            status = apply(run, migrations, error);
+            status = migration_apply(run, migrations, error);
         *count += status == STATUS_OK;
     }
     return status;
@@ -255,7 +256,7 @@ enum status db_migrate_check(struct db_pool *pool, const char *module, const str
     enum status status = db_acquire(pool, deadline_ns, &run.conn, error);
     if (status != STATUS_OK)
         return status;
-    status = look(&run, error);
+    status = migration_read_and_check(&run, error);
     for (; status == STATUS_OK && applied && migrations->number > 0; migrations++) {
         status = is_applied(&run, migrations, &applied, error);
         if (!applied)
@@ -285,8 +286,8 @@ static void plan_one(const struct migration_run *run, const struct db_migration 
         run->module, migration->number, migration->name, sum, migration->oldest_program, FRESHET_VERSION);
 }
 
-static enum status plan(const struct migration_run *run, struct buf *sql, unsigned *count,
-                        struct error *error)
+static enum status migration_plan(const struct migration_run *run, struct buf *sql, unsigned *count,
+                                  struct error *error)
 {
     enum status status = STATUS_OK;
     bool applied;
@@ -314,9 +315,9 @@ enum status db_migrate_plan(struct db_pool *pool, const char *module, const stru
     enum status status = db_acquire(pool, deadline_ns, &run.conn, error);
     if (status != STATUS_OK)
         return status;
-    status = look(&run, error);
+    status = migration_read_and_check(&run, error);
     if (status == STATUS_OK)
-        status = plan(&run, sql, count, error);
+        status = migration_plan(&run, sql, count, error);
     db_result_free(run.applied);
     db_release(run.conn);
     return status;

@@ -187,7 +187,7 @@ static struct db_use take_slot(struct db_pool *pool, uint64_t share, bool is_lon
     return (struct db_use){turns_enter(&pool->turns, share, SIZE_MAX), is_long};
 }
 
-static void lend(struct db_pool *pool, struct db_conn *conn, struct db_use use)
+static void pool_lend(struct db_pool *pool, struct db_conn *conn, struct db_use use)
 {
     conn->pool = pool;
     db_shelf_lend(pool->shelf, conn);
@@ -212,14 +212,14 @@ static struct waiter *next_waiter(struct db_pool *pool)
     return NULL;
 }
 
-static void grant(struct db_pool *pool, struct waiter *waiter, enum grant what, struct db_conn *conn)
+static void pool_grant(struct db_pool *pool, struct waiter *waiter, enum grant what, struct db_conn *conn)
 {
     waiter->grant = what;
     waiter->conn = conn;
     if (what != GRANT_REFUSED)
         waiter->use = take_slot(pool, waiter->share, waiter->is_long);
     if (conn)
-        lend(pool, conn, waiter->use);
+        pool_lend(pool, conn, waiter->use);
     pthread_cond_signal(&waiter->granted);
 }
 
@@ -234,7 +234,7 @@ static bool give_slot_back(struct db_pool *pool, struct db_use use, struct db_co
     turns_leave(&pool->turns, use.share);
     while (((conn && !is_given) || pool->breaker == BREAKER_CLOSED) && (next = next_waiter(pool)) != NULL) {
         bool has_conn = conn && !is_given;
-        grant(pool, next, has_conn ? GRANT_CONN : GRANT_SLOT, has_conn ? conn : NULL);
+        pool_grant(pool, next, has_conn ? GRANT_CONN : GRANT_SLOT, has_conn ? conn : NULL);
         is_given = true;
     }
     metric_set(pool->used, pool->slots_used);
@@ -244,7 +244,7 @@ static bool give_slot_back(struct db_pool *pool, struct db_use use, struct db_co
 static void refuse_waiters(struct db_pool *pool)
 {
     for (struct turns_item *item; (item = turns_next(&pool->turns)) != NULL;)
-        grant(pool, CONTAINER_OF(item, struct waiter, turn), GRANT_REFUSED, NULL);
+        pool_grant(pool, CONTAINER_OF(item, struct waiter, turn), GRANT_REFUSED, NULL);
 }
 
 static void breaker_close(struct db_pool *pool)
@@ -302,8 +302,8 @@ void db_pool_interrupt(struct db_pool *pool)
 }
 
 /* An idle connection, the right to open one, or neither. */
-static enum grant take(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn,
-                       struct db_use *use)
+static enum grant pool_take(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn,
+                            struct db_use *use)
 {
     if (db_pool_is_interrupted(pool))
         return GRANT_REFUSED;
@@ -312,7 +312,7 @@ static enum grant take(struct db_pool *pool, bool is_long, int64_t deadline_ns, 
     *conn = room ? db_shelf_take(pool->shelf) : NULL;
     if (*conn) {
         *use = take_slot(pool, share, is_long);
-        lend(pool, *conn, *use);
+        pool_lend(pool, *conn, *use);
         return GRANT_CONN;
     }
     if (!room && pool->breaker == BREAKER_CLOSED)
@@ -359,7 +359,7 @@ static enum status open_conn(struct db_pool *pool, struct db_use use, int64_t de
     return error_set(error, status, "%s: %s", pool->parsed.address, own.message);
 }
 
-static void discard(struct db_pool *pool, struct db_conn *conn)
+static void pool_discard(struct db_pool *pool, struct db_conn *conn)
 {
     struct db_use use = conn->use;
 
@@ -378,7 +378,7 @@ static enum status try_acquire(struct db_pool *pool, bool is_long, int64_t deadl
         struct db_use use = {0};
         db_shelf_close_unused(pool->shelf);
         pthread_mutex_lock(&pool->lock);
-        enum grant granted = take(pool, is_long, deadline_ns, conn, &use);
+        enum grant granted = pool_take(pool, is_long, deadline_ns, conn, &use);
         metric_set(pool->used, pool->slots_used);
         if (granted == GRANT_REFUSED && !db_pool_is_interrupted(pool))
             error_set(error, STATUS_DB_DOWN, "not tried again yet: %s", pool->reason);
@@ -401,20 +401,20 @@ static enum status try_acquire(struct db_pool *pool, bool is_long, int64_t deadl
                 pool->breaker =
                     BREAKER_OPEN; /* another caller returned one: nothing was tried, the next caller may */
             if (granted == GRANT_SLOT)
-                lend(pool, *conn, use);
+                pool_lend(pool, *conn, use);
             if (is_first_sign && pool->breaker == BREAKER_CLOSED)
                 breaker_close(pool); /* a pool that opened none yet is up by one that another pool opened */
             pthread_mutex_unlock(&pool->lock);
         }
         if (is_alive)
             return STATUS_OK;
-        discard(pool, *conn);
+        pool_discard(pool, *conn);
         *conn = NULL;
     }
 }
 
-static enum status acquire(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn,
-                           struct error *error)
+static enum status pool_acquire(struct db_pool *pool, bool is_long, int64_t deadline_ns,
+                                struct db_conn **conn, struct error *error)
 {
     int64_t begun_ns = clock_mono_ns();
 
@@ -430,13 +430,13 @@ static enum status acquire(struct db_pool *pool, bool is_long, int64_t deadline_
 
 enum status db_acquire(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn, struct error *error)
 {
-    return acquire(pool, false, deadline_ns, conn, error);
+    return pool_acquire(pool, false, deadline_ns, conn, error);
 }
 
 enum status db_acquire_long(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn,
                             struct error *error)
 {
-    return acquire(pool, true, deadline_ns, conn, error);
+    return pool_acquire(pool, true, deadline_ns, conn, error);
 }
 
 int64_t db_conn_opened_ns(const struct db_conn *conn)
@@ -451,7 +451,7 @@ void db_release(struct db_conn *conn)
     struct db_pool *pool = conn->pool;
     db_rollback(conn); /* before anyone can be given it */
     if (!db_conn_is_clean(conn)) {
-        discard(pool, conn);
+        pool_discard(pool, conn);
         return;
     }
     pthread_mutex_lock(&pool->lock);
