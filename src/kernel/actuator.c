@@ -106,7 +106,7 @@ static void on_rendered(struct loop *loop, struct loop_message *message)
 
 /* ---- rendering ---- */
 
-static void deliver(struct scrape_waiter *waiters, struct scrape_text *text)
+static void deliver_scrape(struct scrape_waiter *waiters, struct scrape_text *text)
 {
     for (struct scrape_waiter *next; waiters; waiters = next) {
         next = waiters->next;
@@ -147,7 +147,7 @@ static int64_t scrape_step(struct task *task, void *context)
     metrics_print(&text->bytes);
     if (one_takes_gzip && !http_gzip_put(&text->gzip, buf_str(&text->bytes)))
         buf_clear(&text->gzip);
-    deliver(waiters, text);
+    deliver_scrape(waiters, text);
     unref_text(text);
     task_hold(task, TASK_MS(PAUSE_MS));
     return TASK_IDLE;
@@ -212,7 +212,7 @@ void kernel_scrape_stop(struct kernel_scrape *scrape)
 {
     (void)!task_stop(scrape->task, TASK_FOREVER);
     struct buf health = {0};
-    deliver(take_waiters(scrape, true, &health), NULL);
+    deliver_scrape(take_waiters(scrape, true, &health), NULL);
     buf_deinit(&health);
 }
 

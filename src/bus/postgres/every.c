@@ -163,8 +163,8 @@ static enum status read_new(struct reader *reader, struct db_result **result, st
 /* ---- delivering ---- */
 
 /* Messages of one partition, from its position on. What is not settled is read again. */
-static void deliver(struct reader *reader, unsigned partition, const struct bus_message *messages,
-                    size_t count)
+static void deliver_partition(struct reader *reader, unsigned partition, const struct bus_message *messages,
+                              size_t count)
 {
     struct reader_partition *at = &reader->partitions[partition];
     int64_t wait_ms;
@@ -199,10 +199,10 @@ static void deliver_rows(struct reader *reader, const struct db_result *result, 
     }
     if (is_empty)
         return;
-    deliver(reader, partition,
-            bus_postgres_row_messages(result, begin, end, MESSAGE, reader->consumer.topic->name, partition,
-                                      &arena),
-            end - begin);
+    deliver_partition(reader, partition,
+                      bus_postgres_row_messages(result, begin, end, MESSAGE, reader->consumer.topic->name,
+                                                partition, &arena),
+                      end - begin);
     arena_deinit(&arena);
 }
 
@@ -245,7 +245,7 @@ enum bus_postgres_step bus_postgres_every_attached(struct reader *reader, struct
         !bus_postgres_handling_begin(reader->postgres))
         return STEP_NOTHING;
     attached->message.topic = reader->consumer.topic->name;
-    deliver(reader, partition, &attached->message, 1);
+    deliver_partition(reader, partition, &attached->message, 1);
     bus_postgres_handling_end(reader->postgres);
     return STEP_DRAINED;
 }

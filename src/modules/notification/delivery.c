@@ -62,7 +62,7 @@ static void count_result(enum notification_channel channel, const struct outbox_
                    1);
 }
 
-static void deliver(void *context, struct outbox_batch *batch)
+static void deliver_batch(void *context, struct outbox_batch *batch)
 {
     const struct notification *notification = context;
     enum notification_channel channel = (enum notification_channel)notification->settings->delivery.channel;
@@ -99,7 +99,7 @@ void notification_delivery_create(struct notification *notification)
     notification->delivery = kernel_outbox_add(
         notification->kernel, &(struct outbox_config){.table = &notification_delivery_table,
                                                       .settings = &notification->settings->delivery.engine,
-                                                      .publish = deliver,
+                                                      .publish = deliver_batch,
                                                       .later = is_webhook ? &later : NULL,
                                                       .context = notification});
 }
