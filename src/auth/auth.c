@@ -241,9 +241,9 @@ static enum status decide_anonymous(struct auth_loop *state, const struct auth_q
     return STATUS_OK;
 }
 
-static enum status decide(struct auth_loop *state, const struct auth_question *question,
-                          const struct auth_identity *who, const struct auth_client *client,
-                          const struct auth_identity **identity, struct error *error)
+static enum status decide_request(struct auth_loop *state, const struct auth_question *question,
+                                  const struct auth_identity *who, const struct auth_client *client,
+                                  const struct auth_identity **identity, struct error *error)
 {
     /* The caller through a configured mTLS client is the user of its token, or without a token the client itself. A
      * trusted client may name the tenant; X-Tenant-Id of any other is ignored. */
@@ -319,7 +319,7 @@ enum auth_answer auth_check(struct auth *auth, struct loop *loop, const struct a
     if (question->authorization_count > 1)
         return answer_of(auth_refuse(AUTH_REASON_REPEATED, error));
     if (question->authorization_count == 0 && question->authorization.len == 0)
-        return answer_of(client ? decide(state, question, NULL, client, identity, error)
+        return answer_of(client ? decide_request(state, question, NULL, client, identity, error)
                                 : auth_refuse(AUTH_REASON_MISSING, error));
 
     known = auth_verified_find(&state->verified, question->authorization);
@@ -341,5 +341,5 @@ enum auth_answer auth_check(struct auth *auth, struct loop *loop, const struct a
     }
     if (state->wall_us >= known->exp_us)
         return answer_of(auth_refuse(AUTH_REASON_EXPIRED, error));
-    return answer_of(decide(state, question, &known->identity, client, identity, error));
+    return answer_of(decide_request(state, question, &known->identity, client, identity, error));
 }

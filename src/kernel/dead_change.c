@@ -41,8 +41,8 @@ static const struct db_statement expire_passed_sql = DB_STATEMENT(
     "    LIMIT $1 FOR UPDATE OF d SKIP LOCKED))");
 
 /* Decides about items[0 .. count); those that this call has decided are moved to the front. */
-static enum status decide(struct dead_change *change, struct dead_item *items, size_t count, size_t *decided,
-                          struct error *error)
+static enum status decide_letters(struct dead_change *change, struct dead_item *items, size_t count,
+                                  size_t *decided, struct error *error)
 {
     const struct dead_place *place = &change->place;
     struct dead_triples triples = {.partitions = {0}};
@@ -112,7 +112,7 @@ static enum status requeue_batch(struct dead_change *change, struct dead_item *i
                                  struct error *error)
 {
     size_t decided = 0;
-    enum status status = decide(change, items, count, &decided, error);
+    enum status status = decide_letters(change, items, count, &decided, error);
     if (status == STATUS_OK && decided > 0)
         status = publish(change, items, decided, error);
     if (status == STATUS_OK)
@@ -251,7 +251,7 @@ enum status kernel_dead_change(struct dead_change *change, struct error *error)
     if (status == STATUS_OK && !change->is_dry_run && change->requeues) {
         status = requeue(change, items, count, error);
     } else if (status == STATUS_OK && !change->is_dry_run) {
-        status = decide(change, items, count, &decided, error);
+        status = decide_letters(change, items, count, &decided, error);
         change->changed = (int64_t)decided;
     }
     if (status == STATUS_OK && !change->is_dry_run)

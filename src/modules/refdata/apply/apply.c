@@ -109,7 +109,7 @@ void refdata_batch_before_snapshot(struct batch *batch)
     refdata_writer_allow(&batch->writer, SNAPSHOT_TIMEOUT_MS);
 }
 
-static void decide(struct batch *batch, size_t at)
+static void decide_command(struct batch *batch, size_t at)
 {
     struct refdata_command *command = &batch->commands[at];
     struct entry *entry = &batch->entries[at];
@@ -155,7 +155,7 @@ static enum status write_batch(struct batch *batch, struct error *error)
     if (batch->flags & REFDATA_APPLY_ALONE)
         refdata_writer_add(&batch->writer, &savepoint_sql, DB_NO_PARAMS);
     for (size_t i = 0; i < batch->count; i++)
-        decide(batch, i);
+        decide_command(batch, i);
     write_deltas(batch);
     for (size_t i = 0; i < batch->count; i++) {
         const struct entry *entry = &batch->entries[i];

@@ -61,8 +61,8 @@ static void on_keys(void *context, struct refdata_primary_answer *answer)
         refdata_ask_refuse(ask, STATUS_UNAVAILABLE, "the primary cannot be read");
 }
 
-static void decide(struct refdata_holding *holding, struct refdata_asks *asked,
-                   const struct refdata_committed *committed)
+static void decide_asks(struct refdata_holding *holding, struct refdata_asks *asked,
+                        const struct refdata_committed *committed)
 {
     struct refdata *refdata = holding->refdata;
     const struct cache_snapshot *held = cache_slot_read(&holding->slot);
@@ -111,7 +111,7 @@ static void on_version(void *context, struct refdata_primary_answer *answer)
     else if (answer->status != STATUS_OK)
         refdata_asks_refuse(&asked, STATUS_UNAVAILABLE, "the primary cannot be read");
     else
-        decide(holding, &asked, &answer->committed);
+        decide_asks(holding, &asked, &answer->committed);
     if (!STAILQ_EMPTY(&barrier->queued))
         ask_primary(holding);
     refdata_keeper_unref(holding);
