@@ -96,7 +96,7 @@ static void keep_cover(struct hydration_cover *cover, char **at)
 
 size_t hydration_need_bytes(const struct hydration_need *need)
 {
-    return cover_bytes(&need->cover) + need->tenant.len + need->subject.len + need->entity_type.len +
+    return cover_bytes(&need->cover) + need->tenant.len + need->caller.len + need->entity_type.len +
            need->entity_id.len;
 }
 
@@ -104,21 +104,21 @@ void hydration_need_keep(struct hydration_need *need, char *at)
 {
     keep_cover(&need->cover, &at);
     need->tenant = hydration_text_keep(need->tenant, &at);
-    need->subject = hydration_text_keep(need->subject, &at);
+    need->caller = hydration_text_keep(need->caller, &at);
     need->entity_type = hydration_text_keep(need->entity_type, &at);
     need->entity_id = hydration_text_keep(need->entity_id, &at);
 }
 
 size_t hydration_event_bytes(const struct hydration_event *event)
 {
-    return cover_bytes(&event->cover) + event->tenant.len + event->subject.len + event->correlation_id.len +
+    return cover_bytes(&event->cover) + event->tenant.len + event->caller.len + event->correlation_id.len +
            event->entity_type.len + event->entity_id.len + event->module.len + event->data.len +
            event->traceparent.len;
 }
 
 void hydration_event_keep(struct hydration_event *event, char *at)
 {
-    struct str *const texts[] = {&event->tenant,      &event->subject,    &event->correlation_id,
+    struct str *const texts[] = {&event->tenant,      &event->caller,     &event->correlation_id,
                                  &event->entity_type, &event->entity_id,  &event->module,
                                  &event->data,        &event->traceparent};
     keep_cover(&event->cover, &at);
@@ -168,10 +168,10 @@ enum status hydration_need_check(struct hydration_need *need, struct str *fields
         return error_set_field(error, STATUS_BAD_REQUEST, "entity_id",
                                "entity_id: 1 to %d bytes of text without control characters",
                                HYDRATION_ID_BYTES_MAX);
-    if (need->subject.len && !hydration_is_text(need->subject, HYDRATION_SUBJECT_BYTES_MAX))
+    if (need->caller.len && !hydration_is_text(need->caller, HYDRATION_CALLER_BYTES_MAX))
         return error_set_field(error, STATUS_BAD_REQUEST, "sub",
                                "sub: at most %d bytes of text without control characters",
-                               HYDRATION_SUBJECT_BYTES_MAX);
+                               HYDRATION_CALLER_BYTES_MAX);
     if (need->cover.mode != HYDRATION_PARTIAL)
         field_count = 0;
     else if (field_count == 0)

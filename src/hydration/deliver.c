@@ -10,9 +10,9 @@
 
 /* ---- to the waiters ---- */
 
-static bool is_for(const struct hydration_event *event, struct str subject)
+static bool is_for(const struct hydration_event *event, struct str caller)
 {
-    return !event->is_private || (subject.len > 0 && str_eq(event->subject, subject));
+    return !event->is_private || (caller.len > 0 && str_eq(event->caller, caller));
 }
 
 static void deliver_to(struct hydration_lookup *lookup, const struct hydration_event *event,
@@ -21,29 +21,29 @@ static void deliver_to(struct hydration_lookup *lookup, const struct hydration_e
     static const struct hydration_outcome refused = {.result = HYDRATION_UNAVAILABLE};
     bool is_enough =
         outcome->result == HYDRATION_NOT_FOUND || hydration_event_includes(event, &lookup->need.cover);
-    bool has_asked = lookup->question.subject || hydration_lookup_is_own(lookup, event->correlation_id);
+    bool has_asked = lookup->question.caller || hydration_lookup_is_own(lookup, event->correlation_id);
     struct hydration_waiter *waiter, *next;
 
     TAILQ_FOREACH_SAFE(waiter, &lookup->waiters, link, next)
-        if (is_enough && is_for(event, waiter->subject))
+        if (is_enough && is_for(event, waiter->caller))
             hydration_waiter_leave(waiter, outcome,
                                    is_ledger                          ? HYDRATION_BY_LEDGER
                                    : has_asked && !waiter->has_joined ? HYDRATION_BY_ASKING
                                                                       : HYDRATION_BY_JOINING);
-    if (!lookup->need.subject.len || is_for(event, lookup->need.subject))
+    if (!lookup->need.caller.len || is_for(event, lookup->need.caller))
         hydration_lookup_answered(lookup);
-    if (event->is_private && !lookup->need.subject.len) {
+    if (event->is_private && !lookup->need.caller.len) {
         /* Each caller has a lookup of its own from now on, so that the question of a caller that may not see the entity does not delay
          * a caller that may. */
         TAILQ_FOREACH_SAFE(waiter, &lookup->waiters, link, next) {
-            if (!waiter->subject.len)
+            if (!waiter->caller.len)
                 continue;
-            if (hydration_waiter_join(waiter, &lookup->need, waiter->subject))
+            if (hydration_waiter_join(waiter, &lookup->need, waiter->caller))
                 waiter->lookup->lag_ms = HYDRATION_REREAD_MS;
             else
                 hydration_waiter_leave(waiter, &refused, HYDRATION_BY_JOINING);
         }
-    } else if (!TAILQ_EMPTY(&lookup->waiters) && is_for(event, lookup->need.subject)) {
+    } else if (!TAILQ_EMPTY(&lookup->waiters) && is_for(event, lookup->need.caller)) {
         hydration_lookup_again(lookup);
     }
     hydration_lookup_end_unused(lookup);
@@ -123,10 +123,10 @@ static void deliver_valid(struct hydration_shard *shard, uint64_t hash, struct h
         asked = next_lookup(asked, event);
     /* A program outside of freshet may answer without cover or caller: then those of the question count, borrowed from its lookup,
      * which is there until the tick is over. */
-    if (asked && event->is_private && !event->subject.len)
-        event->subject = str_eq(event->correlation_id, str_from(asked->question.correlation_id))
-                             ? str_from(asked->question.subject)
-                             : asked->job.need.subject;
+    if (asked && event->is_private && !event->caller.len)
+        event->caller = str_eq(event->correlation_id, str_from(asked->question.correlation_id))
+                            ? str_from(asked->question.caller)
+                            : asked->job.need.caller;
     if (asked && !event->has_cover) {
         event->cover = asked->need.cover;
         event->has_cover = true;

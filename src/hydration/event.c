@@ -109,14 +109,14 @@ static enum status read_headers(const struct bus_header *headers, unsigned count
             values[at] = headers[i].value.ptr ? headers[i].value : STR("");
         }
     event->tenant = values[TENANT_ID];
-    event->subject = values[SUB];
+    event->caller = values[SUB];
     event->correlation_id = values[CORRELATION_ID];
     event->is_private = values[VISIBILITY].len > 0 && !is_question;
     if (trace_parse(values[TRACEPARENT], &trace))
         event->traceparent = values[TRACEPARENT];
     if (!str_is_name(event->tenant))
         return refuse_header(error, "tenant_id", "is not a tenant name");
-    if (event->subject.len && !hydration_is_text(event->subject, HYDRATION_SUBJECT_BYTES_MAX))
+    if (event->caller.len && !hydration_is_text(event->caller, HYDRATION_CALLER_BYTES_MAX))
         return refuse_header(error, "sub", "is too long or has control characters");
     if (event->correlation_id.len &&
         !hydration_is_text(event->correlation_id, HYDRATION_CORRELATION_BYTES_MAX))
@@ -253,7 +253,7 @@ static unsigned put_headers(const struct hydration_event *event, struct arena *a
     const struct str values[HEADERS] = {
         [CORRELATION_ID] = event->correlation_id,
         [TENANT_ID] = event->tenant,
-        [SUB] = event->subject,
+        [SUB] = event->caller,
         [VERSION] = is_answer ? arena_printf(arena, "%lld", (long long)event->version) : STR_NONE,
         [MODE] = has_cover ? str_from(hydration_mode_names[event->cover.mode]) : STR_NONE,
         [FIELDS] = arena_str(arena, buf_str(&fields)),

@@ -28,7 +28,7 @@ extern const char
     *const hydration_topics[HYDRATION_KINDS]; /* entity.unknown, entity.updated, entity.not-found */
 
 #define HYDRATION_CORRELATION_BYTES_MAX 128
-#define HYDRATION_SUBJECT_BYTES_MAX 1024
+#define HYDRATION_CALLER_BYTES_MAX 1024
 #define HYDRATION_MODULE_BYTES_MAX 128
 #define HYDRATION_WAIT_MS_MAX 60000
 #define HYDRATION_DATA_BYTES_MAX (1024 * 1024)
@@ -36,7 +36,7 @@ extern const char
 
 struct hydration_event {
     enum hydration_kind kind;
-    struct str tenant, subject, correlation_id; /* headers; the last two may be empty */
+    struct str tenant, caller, correlation_id; /* headers; the last two may be empty */
     struct str entity_type, entity_id;
     struct str module; /* requester_module or source_module */
     bool has_cover;    /* of answers: `cover` is known */

@@ -54,7 +54,7 @@ bool hydration_cover_includes(const struct hydration_cover *wide, const struct h
 void hydration_cover_cut(const struct hydration_cover *cover, struct str object, struct buf *out);
 
 struct hydration_need {
-    struct str tenant, subject; /* the caller's */
+    struct str tenant, caller; /* caller: the user for whom the entity is needed; empty: none */
     struct str entity_type, entity_id;
     struct hydration_cover cover;
     struct trace trace;
@@ -118,7 +118,7 @@ struct hydration_waiter {
     hydration_done_fn *on_done;
     const struct hydration_policy *policy;
     const struct hydration_outcome *outcome; /* LEAVING: with data that is not cut yet */
-    struct str subject;                      /* WAITING: a copy of its own */
+    struct str caller;                       /* WAITING: a copy of its own */
     struct loop_timer timer;
     int64_t begun_ns, deadline_ns;
     enum hydration_way way;
@@ -150,7 +150,7 @@ struct hydration_entity {
     struct buf *data; /* the owner appends the whole object */
     int64_t version;  /* ascends with every change of this entity, its end included; ABSENT: 0 if unknown */
     bool is_private;  /* only some callers of the tenant may see it */
-    struct str only_subject; /* is_private: the one caller that may, where the owner can name it (arena) */
+    struct str only_caller; /* is_private: the one caller that may, where the owner can name it (arena) */
     struct arena *arena;
 };
 struct hydration_ref { /* an entity of a type that is known */
@@ -158,7 +158,7 @@ struct hydration_ref { /* an entity of a type that is known */
 };
 struct hydration_owner {
     const char *entity_type, *module;
-    /* On a worker, may block until the deadline. After a failure no answer is published. Subject empty: the owner publishes a change,
+    /* On a worker, may block until the deadline. After a failure no answer is published. Caller empty: the owner publishes a change,
      * and no rule about callers applies. More than the cover may be returned: it is cut. */
     enum status (*look)(void *context, const struct hydration_need *need, int64_t deadline_ns,
                         struct hydration_entity *entity, struct error *error);

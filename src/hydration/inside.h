@@ -52,11 +52,11 @@ bool hydration_event_includes(const struct hydration_event *event, const struct 
 
 /* ---- ledger.c: copies, absences and questions under way of all processes, in PostgreSQL (schema hydration) ----
  *
- *   hydration.copies    (tenant, type, id, subject '' = every caller's): version, cover, data, until
+ *   hydration.copies    (tenant, type, id, subject): version, cover, data, until
  *   hydration.absences  (tenant, type, id, subject): version, reason, until                               negative cache
  *   hydration.flights   (tenant, type, id, subject): window, asked, covers, correlation ids, versions     request collapse
  *
- * One call finds a copy or begins a flight; one call, in the transaction of the shared group, stores events. Nothing here has to
+ * `subject` is the caller; '' stands for every caller. One call finds a copy or begins a flight; one call, in the transaction of the shared group, stores events. Nothing here has to
  * survive a crash of PostgreSQL: commits do not wait for the disk, and flights and absences are unlogged. */
 enum hydration_finding_kind {
     HYDRATION_LEDGER_COPY,
@@ -67,7 +67,7 @@ enum hydration_finding_kind {
 
 struct hydration_finding {
     enum hydration_finding_kind kind;
-    /* COPY, ABSENT: as if it arrived from the bus. ASK: its cover is to be asked for. ASK, JOIN: data, module, subject and version of
+    /* COPY, ABSENT: as if it arrived from the bus. ASK: its cover is to be asked for. ASK, JOIN: data, module, caller and version of
      * a stale copy (too old or too narrow), if there is one. Texts are the need's and the arena's. */
     struct hydration_event event;
     int64_t ttl_ms; /* COPY, ABSENT: how long it serves still; ASK, JOIN: rest of the window */
@@ -156,7 +156,7 @@ struct hydration_lookup {
     struct hydration_shard *shard;
     struct turns_share *tenant_share, *type_share;
     enum hydration_lookup_state state;
-    struct hydration_need need;     /* subject empty: for every caller */
+    struct hydration_need need;     /* caller empty: for every caller */
     struct hydration_policy policy; /* of the caller that opened it */
     TAILQ_HEAD(hydration_waiters, hydration_waiter) waiters;
     struct loop_timer timer;         /* WAITING: the sooner of the next two */
@@ -167,14 +167,14 @@ struct hydration_lookup {
     int64_t lag_ms;
     struct { /* the question of this lookup */
         char correlation_id[UUID_TEXT_BYTES];
-        char *subject; /* NULL: another lookup asked, of this process or another */
-        bool is_full;  /* for the whole entity, which may be more than the need */
+        char *caller; /* NULL: another lookup asked, of this process or another */
+        bool is_full; /* for the whole entity, which may be more than the need */
         int64_t retries;
     } question;
     struct { /* a copy in the ledger that is too old or too narrow, as the last job found it */
         struct hydration_outcome outcome;
-        struct str subject; /* empty: for every caller */
-        char *block;        /* holds the texts; NULL: there is none */
+        struct str caller; /* empty: for every caller */
+        char *block;       /* holds the texts; NULL: there is none */
     } stale;
     struct hydration_outcome outcome; /* of waiters that leave because the lookup failed */
     struct hydration_lookup_job job;
@@ -184,7 +184,7 @@ struct hydration_lookup {
 
 /* A new lookup, WAITING, in the shard's table. NULL: there are too many. */
 struct hydration_lookup *hydration_lookup_open(struct hydration_shard *shard, uint64_t hash,
-                                               const struct hydration_need *need, struct str subject,
+                                               const struct hydration_need *need, struct str caller,
                                                const struct hydration_policy *policy);
 /* Queues a job, if the lookup is WAITING; jobs start when the tick ends. */
 void hydration_lookup_start(struct hydration_lookup *lookup, enum hydration_job_kind kind);
@@ -231,7 +231,7 @@ void hydration_shard_destroy(struct hydration_shard *shard);
 /* Adds the waiter to the lookup of this need, for this caller or for every caller, and takes it out of the lookup that it was in.
  * False: there are too many lookups. */
 bool hydration_waiter_join(struct hydration_waiter *waiter, const struct hydration_need *need,
-                           struct str subject);
+                           struct str caller);
 /* Takes the waiter out of its lookup; hydration_waiters_call() runs its callback. The outcome is borrowed until then. */
 void hydration_waiter_leave(struct hydration_waiter *waiter, const struct hydration_outcome *outcome,
                             enum hydration_way way);

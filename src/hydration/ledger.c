@@ -66,13 +66,13 @@ enum status hydration_ledger_find(struct db_pool *pool, const struct hydration_n
     enum status status =
         db_pool_query(pool, &find_sql,
                       DB_PARAMS(db_text(need->tenant), db_text(need->entity_type), db_text(need->entity_id),
-                                db_text(text_of(need->subject)), db_int((int64_t)need->cover.mode),
+                                db_text(text_of(need->caller)), db_int((int64_t)need->cover.mode),
                                 db_text_array(field_array), db_text(text_of(correlation_id)),
                                 db_i64(policy->in_flight_window_ms), db_int(policy->max_retries),
                                 db_i64(policy->negative_cache_ttl_ms), db_i64(copy_ttl_ms)),
                       deadline_ns, &rows, error);
     if (status == STATUS_OK) {
-        struct str kind = db_result_str(rows, 0, KIND), subject = db_result_str(rows, 0, SUBJECT);
+        struct str kind = db_result_str(rows, 0, KIND), caller = db_result_str(rows, 0, SUBJECT);
         int64_t ttl_ms = db_result_i64(rows, 0, TTL_MS);
         finding->kind = str_eq(kind, STR("copy"))     ? HYDRATION_LEDGER_COPY
                         : str_eq(kind, STR("absent")) ? HYDRATION_LEDGER_ABSENT
@@ -88,8 +88,8 @@ enum status hydration_ledger_find(struct db_pool *pool, const struct hydration_n
             .tenant = need->tenant,
             .entity_type = need->entity_type,
             .entity_id = need->entity_id,
-            .subject = arena_str(arena, subject),
-            .is_private = subject.len > 0,
+            .caller = arena_str(arena, caller),
+            .is_private = caller.len > 0,
             .data = arena_str(arena, db_result_str(rows, 0, DATA)),
             .module = arena_str(arena, db_result_str(rows, 0, SOURCE_MODULE)),
             .has_cover = true,
@@ -113,7 +113,7 @@ enum status hydration_ledger_retry(struct db_pool *pool, const struct hydration_
     struct db_result *rows = NULL;
     enum status status = db_pool_query(pool, &retry_sql,
                                        DB_PARAMS(db_text(need->tenant), db_text(need->entity_type),
-                                                 db_text(need->entity_id), db_text(text_of(need->subject)),
+                                                 db_text(need->entity_id), db_text(text_of(need->caller)),
                                                  db_text(correlation_id), db_int(policy->max_retries)),
                                        deadline_ns, &rows, error);
     *granted = status == STATUS_OK && db_result_i64(rows, 0, 0) == 1;
@@ -178,7 +178,7 @@ static void put_event(struct buf columns[EVENT_COLUMNS], const struct hydration_
     db_array_put(&columns[EVENT_TENANT], event->tenant);
     db_array_put(&columns[EVENT_TYPE], event->entity_type);
     db_array_put(&columns[EVENT_ID], event->entity_id);
-    db_array_put(&columns[EVENT_SUBJECT], is_private ? text_of(event->subject) : STR(""));
+    db_array_put(&columns[EVENT_SUBJECT], is_private ? text_of(event->caller) : STR(""));
     db_array_put(&columns[EVENT_KIND], is_updated  ? STR("updated")
                                        : is_hidden ? STR("inaccessible")
                                                    : STR("absent"));

@@ -57,13 +57,13 @@ static bool has_memory(const struct hydration_shard *shard, size_t bytes)
 }
 
 struct hydration_lookup *hydration_lookup_open(struct hydration_shard *shard, uint64_t hash,
-                                               const struct hydration_need *need, struct str subject,
+                                               const struct hydration_need *need, struct str caller,
                                                const struct hydration_policy *policy)
 {
     uint64_t type_hash = hash_seeded(need->entity_type), tenant_hash = hash_seeded(need->tenant);
     struct turns_share *tenant_share, *type_share;
     struct hydration_need own = *need;
-    own.subject = subject;
+    own.caller = caller;
     size_t own_bytes = sizeof(struct hydration_lookup) + hydration_need_bytes(&own);
     size_t bytes = own_bytes + HYDRATION_ARENA_BYTES;
 
@@ -102,7 +102,7 @@ static void free_lookup(void *memory)
     struct hydration_lookup *lookup = memory;
     budget_release(BUDGET_HYDRATION, lookup->bytes);
     arena_deinit(&lookup->job.arena);
-    free(lookup->question.subject);
+    free(lookup->question.caller);
     free(lookup->stale.block);
     free(lookup);
 }
@@ -191,7 +191,7 @@ static void ask_owner(struct hydration_lookup *lookup, const struct hydration_co
     const struct hydration_event question = {
         .kind = HYDRATION_EVENT_UNKNOWN,
         .tenant = need->tenant,
-        .subject = need->subject,
+        .caller = need->caller,
         .correlation_id = str_from(job->correlation_id),
         .entity_type = need->entity_type,
         .entity_id = need->entity_id,
@@ -254,20 +254,20 @@ static void take_finding(struct hydration_lookup *lookup)
     free(lookup->stale.block);
     lookup->stale.block = NULL;
     if (found->data.len) {
-        char *at = memory_alloc(found->data.len + found->module.len + found->subject.len);
+        char *at = memory_alloc(found->data.len + found->module.len + found->caller.len);
         lookup->stale.block = at;
         lookup->stale.outcome = (struct hydration_outcome){.data = hydration_text_keep(found->data, &at),
                                                            .version = found->version};
         lookup->stale.outcome.source_module = hydration_text_keep(found->module, &at);
-        lookup->stale.subject = hydration_text_keep(found->subject, &at);
+        lookup->stale.caller = hydration_text_keep(found->caller, &at);
     }
     if (job->kind == LOOKUP_LAST_READ)
         return;
     if (finding->kind == HYDRATION_LEDGER_ASK) {
         /* A question that could not be sent is like one that was lost: the retry is for both. */
         memcpy(lookup->question.correlation_id, job->correlation_id, sizeof job->correlation_id);
-        free(lookup->question.subject);
-        lookup->question.subject = str_dup(job->need.subject);
+        free(lookup->question.caller);
+        lookup->question.caller = str_dup(job->need.caller);
         lookup->question.is_full = finding->event.cover.mode == HYDRATION_FULL;
         lookup->question.retries = 0;
         lookup->lag_ms = 0;
@@ -327,14 +327,14 @@ static void on_job_done(struct worker_job *worker)
 static void prepare_job(struct hydration_lookup *lookup)
 {
     struct hydration_lookup_job *job = &lookup->job;
-    struct str subject = job->kind == LOOKUP_RETRY  ? str_from(lookup->question.subject)
-                         : lookup->need.subject.len ? lookup->need.subject
-                                                    : TAILQ_FIRST(&lookup->waiters)->subject;
+    struct str caller = job->kind == LOOKUP_RETRY ? str_from(lookup->question.caller)
+                        : lookup->need.caller.len ? lookup->need.caller
+                                                  : TAILQ_FIRST(&lookup->waiters)->caller;
     struct uuid id;
 
     arena_reset(&job->arena);
     job->need = lookup->need;
-    job->need.subject = arena_str(&job->arena, subject);
+    job->need.caller = arena_str(&job->arena, caller);
     job->finding = (struct hydration_finding){.kind = HYDRATION_LEDGER_JOIN};
     job->granted = job->is_answered = false;
     job->status = job->asked = STATUS_OK;

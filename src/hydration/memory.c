@@ -25,7 +25,7 @@ struct hydration_memory_entry {
     TAILQ_ENTRY(hydration_memory_entry) by_age;
     size_t bytes;
     bool is_kept;                 /* false: only its version */
-    struct hydration_event event; /* without a subject: for every caller */
+    struct hydration_event event; /* caller empty: for every caller */
     int64_t received_ns, until_ns;
     struct str block[]; /* the event's fields, then its texts */
 };
@@ -88,10 +88,10 @@ struct hydration_known_entity hydration_memory_find(const struct hydration_memor
         const struct hydration_event *event = &entry->event;
         result.is_private |= event->is_private;
         result.was_received |= !entry->is_kept;
-        if (!entry->is_kept || !str_eq(event->subject, event->is_private ? need->subject : STR_NONE))
+        if (!entry->is_kept || !str_eq(event->caller, event->is_private ? need->caller : STR_NONE))
             continue;
         if (!found || event->version > found->event.version ||
-            (event->version == found->event.version && !found->event.subject.len))
+            (event->version == found->event.version && !found->event.caller.len))
             found = entry;
     }
     if (!found)
@@ -121,7 +121,7 @@ static bool is_outdated(const struct hydration_event *event, const struct hydrat
     if (event->kind == HYDRATION_EVENT_UPDATED || !entry->is_kept ||
         entry->event.kind != HYDRATION_EVENT_UPDATED)
         return false;
-    if (event->is_private && !str_eq(event->subject, entry->event.subject))
+    if (event->is_private && !str_eq(event->caller, entry->event.caller))
         return false;
     return event->version > 0 || is_current_copy(entry, now_ns);
 }
@@ -129,7 +129,7 @@ static bool is_outdated(const struct hydration_event *event, const struct hydrat
 static bool is_same_view(const struct hydration_event *event, const struct hydration_memory_entry *entry)
 {
     return entry->event.is_private == event->is_private &&
-           str_eq(entry->event.subject, event->is_private ? event->subject : STR_NONE);
+           str_eq(entry->event.caller, event->is_private ? event->caller : STR_NONE);
 }
 
 /* The same version with a wider cover is kept instead of the event. */
@@ -165,7 +165,7 @@ static void add_entry(struct hydration_memory *memory, uint64_t hash, struct hyd
 
     event.correlation_id = event.traceparent = STR_NONE;
     if (!event.is_private)
-        event.subject = STR_NONE;
+        event.caller = STR_NONE;
     if (!is_kept || event.kind != HYDRATION_EVENT_UPDATED)
         event.data = STR_NONE;
     if (!event.data.ptr || !event.has_cover) {
@@ -223,16 +223,15 @@ bool hydration_memory_store(struct hydration_memory *memory, const struct hydrat
          (at = entry_of(node, event->tenant, event->entity_type, event->entity_id)) != NULL;) {
         node = map_match(at->node.next, hash);
         /* What other callers of a private entity have in the same version stays. */
-        bool is_of_others = event->is_private && event->subject.len > 0 &&
-                            at->event.version == event->version &&
-                            !str_eq(at->event.subject, event->subject) &&
+        bool is_of_others = event->is_private && event->caller.len > 0 &&
+                            at->event.version == event->version && !str_eq(at->event.caller, event->caller) &&
                             (at->event.is_private || event->kind == HYDRATION_EVENT_NOT_FOUND);
         if (!is_of_others)
             forget_entry(memory, at);
     }
     bool is_updated = event->kind == HYDRATION_EVENT_UPDATED;
     bool is_kept = (is_wanted || (is_held && is_updated)) &&
-                   (!event->is_private || event->subject.len) && /* else its caller is not named */
+                   (!event->is_private || event->caller.len) && /* else its caller is not named */
                    !(is_updated && event->data.len > memory->bytes_max / LARGE_PART);
     add_entry(memory, hash, *event, is_kept, ttl_ms, now_ns);
     return true;

@@ -165,7 +165,7 @@ static void make_answer(struct look *look, const struct hydration_event *questio
     struct hydration_event *event = &look->event;
     bool is_hidden =
         entity->found == HYDRATION_ENTITY_HIDDEN ||
-        (entity->found == HYDRATION_ENTITY_EXISTS && entity->is_private && !question->subject.len);
+        (entity->found == HYDRATION_ENTITY_EXISTS && entity->is_private && !question->caller.len);
     bool is_there = entity->found == HYDRATION_ENTITY_EXISTS && !is_hidden;
 
     event->kind = HYDRATION_EVENT_NOT_FOUND;
@@ -174,7 +174,7 @@ static void make_answer(struct look *look, const struct hydration_event *questio
     event->is_private = is_hidden || (is_there && entity->is_private);
     event->reason = is_hidden ? HYDRATION_INACCESSIBLE : HYDRATION_ABSENT;
     if (event->is_private)
-        event->subject = question->subject;
+        event->caller = question->caller;
     if (is_there)
         put_data(look, &question->cover);
 }
@@ -198,7 +198,7 @@ static bool answer_one(struct hydration_owner_slot *slot, struct question *asked
 
     *look = (struct look){.question = asked,
                           .need = {.tenant = question->tenant,
-                                   .subject = question->subject,
+                                   .caller = question->caller,
                                    .entity_type = question->entity_type,
                                    .entity_id = question->entity_id,
                                    .cover = question->cover}};
@@ -303,8 +303,8 @@ static enum status publish_change(struct hydration_owner_slot *slot, struct hydr
             look.event.kind = HYDRATION_EVENT_NOT_FOUND;
         } else {
             look.event.is_private = entity->is_private || entity->found == HYDRATION_ENTITY_HIDDEN;
-            look.event.subject = look.event.is_private ? entity->only_subject : STR_NONE;
-            put_data(&look, look.event.is_private && !look.event.subject.len ? &existence : &look.need.cover);
+            look.event.caller = look.event.is_private ? entity->only_caller : STR_NONE;
+            put_data(&look, look.event.is_private && !look.event.caller.len ? &existence : &look.need.cover);
         }
         FAILPOINT("hydration.before_change");
         status = hydration_wire_send(slot->hydration, &look.event, 1, deadline_ns, error);

@@ -113,11 +113,11 @@ static int64_t last_read_ns(const struct hydration_waiter *waiter)
     return part_ns < most_ns ? part_ns : most_ns;
 }
 
-static void start_waiting(struct hydration_waiter *waiter, struct str subject)
+static void start_waiting(struct hydration_waiter *waiter, struct str caller)
 {
     struct hydration_shard *shard = waiter->shard;
     waiter->state = HYDRATION_WAITER_WAITING;
-    waiter->subject = str_of(str_dup(subject), subject.len);
+    waiter->caller = str_of(str_dup(caller), caller.len);
     loop_timer_start(shard->loop, &waiter->timer, waiter->deadline_ns - last_read_ns(waiter), on_waiter_due);
     shard->waiter_count++;
     shard->background_count += waiter->is_background;
@@ -128,15 +128,15 @@ static void stop_waiting(struct hydration_waiter *waiter)
 {
     waiter->state = HYDRATION_WAITER_IDLE;
     loop_timer_stop(waiter->shard->loop, &waiter->timer);
-    free((char *)waiter->subject.ptr);
-    waiter->subject = STR_NONE;
+    free((char *)waiter->caller.ptr);
+    waiter->caller = STR_NONE;
     waiter->shard->waiter_count--;
     waiter->shard->background_count -= waiter->is_background;
     hydration_count_waiters(-1);
 }
 
 bool hydration_waiter_join(struct hydration_waiter *waiter, const struct hydration_need *need,
-                           struct str subject)
+                           struct str caller)
 {
     struct hydration_shard *shard = waiter->shard;
     uint64_t hash = hydration_entity_hash(need->tenant, need->entity_type, need->entity_id);
@@ -147,13 +147,13 @@ bool hydration_waiter_join(struct hydration_waiter *waiter, const struct hydrati
         lookup = CONTAINER_OF(node, struct hydration_lookup, node);
         if (str_eq(lookup->need.entity_id, need->entity_id) &&
             str_eq(lookup->need.entity_type, need->entity_type) &&
-            str_eq(lookup->need.tenant, need->tenant) && str_eq(lookup->need.subject, subject) &&
+            str_eq(lookup->need.tenant, need->tenant) && str_eq(lookup->need.caller, caller) &&
             hydration_cover_equal(&lookup->need.cover, &need->cover))
             break;
     }
     waiter->has_joined = node;
     if (!node)
-        lookup = hydration_lookup_open(shard, hash, need, subject, waiter->policy);
+        lookup = hydration_lookup_open(shard, hash, need, caller, waiter->policy);
     if (!lookup)
         return false;
     if (waiter->lookup)
@@ -198,8 +198,8 @@ void hydration_ask(struct hydration *hydration, const struct hydration_policy *p
     struct hydration_need own = *need;
     waiter->is_traced = span_enter(&own.trace, waiter->parent_span);
     waiter->trace = own.trace;
-    start_waiting(waiter, need->subject);
-    if (!hydration_waiter_join(waiter, &own, known.is_private ? need->subject : STR_NONE)) {
+    start_waiting(waiter, need->caller);
+    if (!hydration_waiter_join(waiter, &own, known.is_private ? need->caller : STR_NONE)) {
         stop_waiting(waiter);
         complete_now(waiter, need, &refused);
     } else if (known.is_private || known.was_received || known.outcome.data.len) {
@@ -255,7 +255,7 @@ void hydration_waiter_leave(struct hydration_waiter *waiter, const struct hydrat
     if (!waiter->is_background) {
         hydration_count_outcome(waiter->policy, &own, waiter->begun_ns, loop_now_ns(waiter->shard->loop));
         log_outcome(&lookup->need, waiter->policy,
-                    lookup->question.subject ? lookup->question.correlation_id : lookup->job.correlation_id,
+                    lookup->question.caller ? lookup->question.correlation_id : lookup->job.correlation_id,
                     &own);
     }
     TAILQ_REMOVE(&waiter->lookup->waiters, waiter, link);
@@ -318,7 +318,7 @@ static void on_background_done(struct hydration_waiter *waiter, const struct hyd
 
 /* Adds a waiter without a caller, so that the lookup continues after a caller that deferred was answered. At most one for each caller;
  * they are at the front of the list. */
-static void wait_in_background(struct hydration_lookup *lookup, const struct hydration_waiter *caller)
+static void wait_in_background(struct hydration_lookup *lookup, const struct hydration_waiter *waiter)
 {
     struct hydration_shard *shard = lookup->shard;
     int64_t now_ns = loop_now_ns(shard->loop);
@@ -327,13 +327,13 @@ static void wait_in_background(struct hydration_lookup *lookup, const struct hyd
     TAILQ_FOREACH(other, &lookup->waiters, link) {
         if (!other->is_background)
             break;
-        if (str_eq(other->subject, caller->subject))
+        if (str_eq(other->caller, waiter->caller))
             return;
     }
     if (shard->background_count == BACKGROUND_MAX)
         return;
     struct background *background = memory_alloc(sizeof *background);
-    *background = (struct background){.policy = *caller->policy,
+    *background = (struct background){.policy = *waiter->policy,
                                       .waiter = {.shard = shard,
                                                  .lookup = lookup,
                                                  .on_done = on_background_done,
@@ -343,7 +343,7 @@ static void wait_in_background(struct hydration_lookup *lookup, const struct hyd
                                                  .is_background = true}};
     background->waiter.policy = &background->policy;
     TAILQ_INSERT_HEAD(&lookup->waiters, &background->waiter, link);
-    start_waiting(&background->waiter, caller->subject);
+    start_waiting(&background->waiter, waiter->caller);
 }
 
 /* The timer fires twice: for the last read, then for the timeout, whose outcome has a stale copy of memory or else of the ledger. */
@@ -362,18 +362,18 @@ static void on_waiter_due(struct loop_timer *timer)
         return;
     }
     struct hydration_need need = lookup->need;
-    need.subject = waiter->subject;
+    need.caller = waiter->caller;
     struct hydration_outcome outcome = hydration_memory_find(&shard->memory, &need, now_ns).outcome;
     if (!outcome.data.len && lookup->stale.block &&
-        (!lookup->stale.subject.len || str_eq(lookup->stale.subject, waiter->subject)))
+        (!lookup->stale.caller.len || str_eq(lookup->stale.caller, waiter->caller)))
         outcome = lookup->stale.outcome;
     outcome.result = HYDRATION_TIMEOUT;
     outcome.is_negative_hit = false;
     if (waiter->defers)
         wait_in_background(lookup, waiter);
     hydration_waiter_leave(waiter, &outcome,
-                           lookup->question.subject && !waiter->has_joined ? HYDRATION_BY_ASKING
-                                                                           : HYDRATION_BY_JOINING);
+                           lookup->question.caller && !waiter->has_joined ? HYDRATION_BY_ASKING
+                                                                          : HYDRATION_BY_JOINING);
     hydration_lookup_end_unused(lookup);
     hydration_waiters_call(shard);
 }

@@ -39,7 +39,7 @@ static void check_event(const struct hydration_event *event)
     check(str_is_name(event->tenant) && hydration_is_type(event->entity_type));
     check(hydration_is_text(event->entity_id, HYDRATION_ID_BYTES_MAX));
     check(hydration_is_text(event->module, HYDRATION_MODULE_BYTES_MAX));
-    check(event->version >= 0 && event->subject.len <= HYDRATION_SUBJECT_BYTES_MAX);
+    check(event->version >= 0 && event->caller.len <= HYDRATION_CALLER_BYTES_MAX);
     check(is_updated == (event->data.len > 0) && !json_has_nul_escape(event->data));
     check(event->reason == HYDRATION_ABSENT || event->is_private);
     check_fields(&event->cover);
@@ -66,7 +66,7 @@ static void check_again(const struct hydration_event *event, struct arena *arena
     check(hydration_event_read(event->kind, buf_str(&out), headers, count, arena, &again, &error) ==
           STATUS_OK);
     check(str_eq(event->entity_id, again.entity_id) && str_eq(event->data, again.data));
-    check(str_eq(event->subject, again.subject) && event->is_private == again.is_private);
+    check(str_eq(event->caller, again.caller) && event->is_private == again.is_private);
     check(event->version == again.version && event->has_cover == again.has_cover);
     check(hydration_cover_includes(&event->cover, &again.cover) &&
           hydration_cover_includes(&again.cover, &event->cover));

@@ -44,13 +44,13 @@ static enum status look_up_session(void *context, const struct hydration_need *n
         db_result_free(rows);
         return status;
     }
-    chat_user_id(need->tenant, need->subject, caller);
-    bool is_visible = !need->subject.len || str_eq(str_from(caller), db_result_str(rows, 0, USER));
+    chat_user_id(need->tenant, need->caller, caller);
+    bool is_visible = !need->caller.len || str_eq(str_from(caller), db_result_str(rows, 0, USER));
     entity->is_private = true;
     entity->version = db_result_i64(rows, 0, SEQUENCE);
     entity->found = is_visible ? HYDRATION_ENTITY_EXISTS : HYDRATION_ENTITY_HIDDEN;
     if (is_visible) {
-        entity->only_subject = arena_str(entity->arena, need->subject);
+        entity->only_caller = arena_str(entity->arena, need->caller);
         buf_put_str(entity->data, db_result_str(rows, 0, SESSION));
     }
     db_result_free(rows);

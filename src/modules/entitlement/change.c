@@ -116,7 +116,7 @@ enum http_step entitlement_sku_prepare(struct http_request *request, void *conte
     request->handler_data = &check->order;
     struct hydration_need need = {
         .tenant = who->tenant,
-        .subject = who->subject,
+        .caller = who->subject,
         .entity_type = STR("item"),
         .entity_id = check->order.texts[SKU],
         .cover.mode = HYDRATION_EXISTENCE,

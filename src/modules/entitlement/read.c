@@ -81,10 +81,10 @@ static enum status look_up_entitlement(void *context, const struct hydration_nee
     enum status status = kernel_store_query(entitlement->kernel, &look_sql,
                                             DB_PARAMS(db_text(need->tenant), db_text(user), db_text(sku)),
                                             deadline_ns, &rows, error);
-    bool is_own = !need->subject.len || str_eq(need->subject, user);
+    bool is_own = !need->caller.len || str_eq(need->caller, user);
     bool is_there = status == STATUS_OK && db_result_rows(rows);
     entity->is_private = true;
-    entity->only_subject = user;
+    entity->only_caller = user;
     entity->found = !is_own    ? HYDRATION_ENTITY_HIDDEN
                     : is_there ? HYDRATION_ENTITY_EXISTS
                                : HYDRATION_ENTITY_ABSENT;

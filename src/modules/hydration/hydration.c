@@ -170,7 +170,7 @@ static enum status read_query(const struct http_request *request, struct hydrati
 }
 
 /* The caller of a token without `sub`: an answer names the caller that it refuses. */
-#define NO_SUBJECT "urn:freshet:nobody"
+#define NO_CALLER "urn:freshet:nobody"
 
 /* The id of two segments is "first/second": a user's sku, a dictionary's key. */
 static enum status read_request(const struct http_request *request, bool has_two, struct hydration_need *need,
@@ -190,7 +190,7 @@ static enum status read_request(const struct http_request *request, bool has_two
         need->entity_id =
             arena_printf(request->arena, "%.*s/%.*s", STR_ARG(need->entity_id), STR_ARG(second));
     need->tenant = who->tenant;
-    need->subject = who->subject.len ? who->subject : STR(NO_SUBJECT);
+    need->caller = who->subject.len ? who->subject : STR(NO_CALLER);
     need->trace = request->trace;
     entity->entity_type = need->entity_type;
     entity->entity_id = need->entity_id;

@@ -101,7 +101,7 @@ static void take_titles(struct notification *notification, struct notification_e
         struct error error;
         *need = (struct hydration_need){
             .tenant = events[i].tenant,
-            .subject = events[i].user_id,
+            .caller = events[i].user_id,
             .entity_type = STR("item"),
             .entity_id = events[i].sku,
             .cover = {.mode = HYDRATION_PARTIAL},

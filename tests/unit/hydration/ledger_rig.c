@@ -66,12 +66,12 @@ struct hydration_policy policy_of(void)
     return policy;
 }
 
-struct hydration_need need_of(const char *id, const char *subject, enum hydration_mode mode,
+struct hydration_need need_of(const char *id, const char *caller, enum hydration_mode mode,
                               const char *fields)
 {
     static _Thread_local struct str names[HYDRATION_FIELDS_MAX];
     struct hydration_need need = {.tenant = STR("t"),
-                                  .subject = str_from(subject),
+                                  .caller = str_from(caller),
                                   .entity_type = STR("item"),
                                   .entity_id = str_from(id),
                                   .cover = {mode, names, 0}};
@@ -94,10 +94,10 @@ struct hydration_finding find_by(const struct hydration_need *need, const struct
     return claim;
 }
 
-struct hydration_finding find(const char *subject, enum hydration_mode mode, const char *fields,
+struct hydration_finding find(const char *caller, enum hydration_mode mode, const char *fields,
                               const char *correlation_id)
 {
-    const struct hydration_need need = need_of("a", subject, mode, fields);
+    const struct hydration_need need = need_of("a", caller, mode, fields);
     const struct hydration_policy policy = policy_of();
     return find_by(&need, &policy, correlation_id, &arena);
 }
@@ -126,22 +126,22 @@ const char *finding_text(const struct hydration_finding *claim)
 }
 
 /* What this caller is told; asks under the correlation id. */
-void expect_of(const char *subject, enum hydration_mode mode, const char *fields, const char *correlation_id,
+void expect_of(const char *caller, enum hydration_mode mode, const char *fields, const char *correlation_id,
                const char *wanted)
 {
-    const struct hydration_finding got = find(subject, mode, fields, correlation_id);
+    const struct hydration_finding got = find(caller, mode, fields, correlation_id);
     assert_string_equal(finding_text(&got), wanted);
 }
 
 /* Without asking: what is known to this caller. */
-void expect_known(const char *subject, enum hydration_mode mode, const char *fields, const char *wanted)
+void expect_known(const char *caller, enum hydration_mode mode, const char *fields, const char *wanted)
 {
-    expect_of(subject, mode, fields, "", wanted);
+    expect_of(caller, mode, fields, "", wanted);
 }
 
-bool retry(const char *subject, const char *correlation_id)
+bool retry(const char *caller, const char *correlation_id)
 {
-    const struct hydration_need need = need_of("a", subject, EXISTENCE, "");
+    const struct hydration_need need = need_of("a", caller, EXISTENCE, "");
     const struct hydration_policy policy = policy_of();
     struct error error = {0};
     bool granted = false;
@@ -173,16 +173,16 @@ struct hydration_event not_found(int64_t version, const char *correlation_id)
     return event;
 }
 
-struct hydration_event private_of(struct hydration_event event, const char *subject)
+struct hydration_event private_of(struct hydration_event event, const char *caller)
 {
     event.is_private = true;
-    event.subject = str_from(subject);
+    event.caller = str_from(caller);
     return event;
 }
 
-struct hydration_event hidden(int64_t version, const char *correlation_id, const char *subject)
+struct hydration_event hidden(int64_t version, const char *correlation_id, const char *caller)
 {
-    struct hydration_event event = private_of(not_found(version, correlation_id), subject);
+    struct hydration_event event = private_of(not_found(version, correlation_id), caller);
     event.reason = HYDRATION_INACCESSIBLE;
     return event;
 }

@@ -28,21 +28,21 @@ void windows_end(void);
 void absences_expire(void);
 void copies_expire(void);
 struct hydration_policy policy_of(void);
-struct hydration_need need_of(const char *id, const char *subject, enum hydration_mode mode,
+struct hydration_need need_of(const char *id, const char *caller, enum hydration_mode mode,
                               const char *fields);
 struct hydration_finding find_by(const struct hydration_need *need, const struct hydration_policy *policy,
                                  const char *correlation_id, struct arena *texts);
-struct hydration_finding find(const char *subject, enum hydration_mode mode, const char *fields,
+struct hydration_finding find(const char *caller, enum hydration_mode mode, const char *fields,
                               const char *correlation_id);
 const char *finding_text(const struct hydration_finding *claim);
-void expect_of(const char *subject, enum hydration_mode mode, const char *fields, const char *correlation_id,
+void expect_of(const char *caller, enum hydration_mode mode, const char *fields, const char *correlation_id,
                const char *wanted);
-void expect_known(const char *subject, enum hydration_mode mode, const char *fields, const char *wanted);
-bool retry(const char *subject, const char *correlation_id);
+void expect_known(const char *caller, enum hydration_mode mode, const char *fields, const char *wanted);
+bool retry(const char *caller, const char *correlation_id);
 struct hydration_event updated(int64_t version, const char *data, const char *correlation_id);
 struct hydration_event not_found(int64_t version, const char *correlation_id);
-struct hydration_event private_of(struct hydration_event event, const char *subject);
-struct hydration_event hidden(int64_t version, const char *correlation_id, const char *subject);
+struct hydration_event private_of(struct hydration_event event, const char *caller);
+struct hydration_event hidden(int64_t version, const char *correlation_id, const char *caller);
 struct hydration_event covering(struct hydration_event event, enum hydration_mode mode,
                                 const struct str *fields, unsigned count);
 void store_all(const struct hydration_event *events, size_t count);

@@ -71,7 +71,7 @@ enum status hydration_ledger_find(struct db_pool *pool, const struct hydration_n
     event->tenant = need->tenant;
     event->entity_type = need->entity_type;
     event->entity_id = need->entity_id;
-    event->is_private = event->subject.len > 0;
+    event->is_private = event->caller.len > 0;
     event->has_cover = true;
     if (finding->kind == HYDRATION_LEDGER_ASK)
         event->cover = need->cover;
@@ -101,7 +101,7 @@ enum status hydration_wire_send(struct hydration *hydration, const struct hydrat
                  STR_ARG(event->correlation_id));
         if (event->kind != HYDRATION_EVENT_UNKNOWN)
             continue;
-        snprintf(question.subject, sizeof question.subject, "%.*s", STR_ARG(event->subject));
+        snprintf(question.caller, sizeof question.caller, "%.*s", STR_ARG(event->caller));
         question.mode = event->cover.mode;
     }
     pthread_mutex_unlock(&lock);
@@ -281,10 +281,10 @@ static void on_done(struct hydration_waiter *waiter, const struct hydration_outc
         ask(person->asks, "ann", rig_title);
 }
 
-struct hydration_need rig_need(const char *subject, struct hydration_cover cover)
+struct hydration_need rig_need(const char *caller, struct hydration_cover cover)
 {
     return (struct hydration_need){.tenant = STR("acme"),
-                                   .subject = str_from(subject),
+                                   .caller = str_from(caller),
                                    .entity_type = STR("item"),
                                    .entity_id = STR("a"),
                                    .cover = cover};
@@ -297,9 +297,9 @@ void ask_need(struct person *person, struct hydration_need need, bool defers)
     hydration_ask(&rig, &rig_policy, &need, defers, rig_loop, &person->waiter, on_done);
 }
 
-void ask(struct person *person, const char *subject, struct hydration_cover cover)
+void ask(struct person *person, const char *caller, struct hydration_cover cover)
 {
-    ask_need(person, rig_need(subject, cover), false);
+    ask_need(person, rig_need(caller, cover), false);
 }
 
 /* ---- what is heard ---- */

@@ -36,7 +36,7 @@ unsigned rig_finds(void), rig_looks(void), rig_retries(void), rig_questions(void
     rig_answers(void) /* published */, rig_owner_looks(void);
 unsigned rig_allocations(void); /* of this thread */
 struct rig_question {           /* the last one published */
-    char correlation_id[UUID_TEXT_BYTES], subject[64];
+    char correlation_id[UUID_TEXT_BYTES], caller[64];
     enum hydration_mode mode;
 };
 struct rig_question rig_question(void);
@@ -53,8 +53,8 @@ struct person {
     struct person *cancels, *asks; /* in the callback */
 };
 extern const struct hydration_cover rig_existence, rig_title, rig_full;
-struct hydration_need rig_need(const char *subject, struct hydration_cover cover); /* of item a */
-void ask(struct person *person, const char *subject, struct hydration_cover cover);
+struct hydration_need rig_need(const char *caller, struct hydration_cover cover); /* of item a */
+void ask(struct person *person, const char *caller, struct hydration_cover cover);
 void ask_need(struct person *person, struct hydration_need need, bool defers);
 
 /* ---- what is heard ---- */

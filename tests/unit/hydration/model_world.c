@@ -9,7 +9,7 @@
 enum { COPY_MS = 2000 };
 
 struct world world;
-const char *const world_subjects[SUBJECTS] = {"", "ann", "bob", "eve"};
+const char *const world_callers[CALLERS] = {"", "ann", "bob", "eve"};
 static const char *const tenants[ENTITIES] = {"acme", "acme", "evil"}, *const ids[ENTITIES] = {"a", "b", "a"};
 static const struct str title = {"title", 5};
 const struct hydration_cover world_covers[COVERS] = {
@@ -49,14 +49,14 @@ bool world_is_private(size_t entity, int64_t version)
     return bits_of(entity, version) & 1;
 }
 
-enum view expected_view(size_t entity, int64_t version, size_t subject)
+enum view expected_view(size_t entity, int64_t version, size_t caller)
 {
     uint64_t bits = bits_of(entity, version);
     if (bits / 16 % 5 == 0)
         return VIEW_ABSENT;
     if (!(bits & 1))
         return VIEW_DATA;
-    return subject > 0 && bits & 1u << subject ? VIEW_DATA : VIEW_HIDDEN;
+    return caller > 0 && bits & 1u << caller ? VIEW_DATA : VIEW_HIDDEN;
 }
 
 void expected_data(size_t entity, int64_t version, enum hydration_mode mode, char text[DATA_BYTES])
@@ -67,10 +67,10 @@ void expected_data(size_t entity, int64_t version, enum hydration_mode mode, cha
     snprintf(text, DATA_BYTES, format, tenants[entity], ids[entity], (long long)version);
 }
 
-struct hydration_need world_need(size_t entity, size_t subject, enum hydration_mode mode)
+struct hydration_need world_need(size_t entity, size_t caller, enum hydration_mode mode)
 {
     return (struct hydration_need){.tenant = str_from(tenants[entity]),
-                                   .subject = str_from(world_subjects[subject]),
+                                   .caller = str_from(world_callers[caller]),
                                    .entity_type = STR("item"),
                                    .entity_id = str_from(ids[entity]),
                                    .cover = world_covers[mode]};
@@ -84,24 +84,24 @@ static size_t entity_of(struct str tenant, struct str id)
     return entity;
 }
 
-static size_t subject_of(struct str text)
+static size_t caller_of(struct str text)
 {
-    size_t subject = 0;
-    while (!str_eq(text, str_from(world_subjects[subject])))
-        subject++;
-    return subject;
+    size_t caller = 0;
+    while (!str_eq(text, str_from(world_callers[caller])))
+        caller++;
+    return caller;
 }
 
-struct hydration_event world_event(size_t entity, int64_t version, size_t subject, enum hydration_mode mode)
+struct hydration_event world_event(size_t entity, int64_t version, size_t caller, enum hydration_mode mode)
 {
     static char data[DATA_BYTES];
-    enum view view = expected_view(entity, version, subject);
+    enum view view = expected_view(entity, version, caller);
     bool is_private = view != VIEW_ABSENT && world_is_private(entity, version);
     expected_data(entity, version, mode, data);
     return (struct hydration_event){
         .kind = view == VIEW_DATA ? HYDRATION_EVENT_UPDATED : HYDRATION_EVENT_NOT_FOUND,
         .tenant = str_from(tenants[entity]),
-        .subject = is_private ? str_from(world_subjects[subject]) : STR_NONE,
+        .caller = is_private ? str_from(world_callers[caller]) : STR_NONE,
         .entity_type = STR("item"),
         .entity_id = str_from(ids[entity]),
         .module = STR("owner"),
@@ -119,18 +119,18 @@ struct hydration_event world_event(size_t entity, int64_t version, size_t subjec
  * stays. */
 void world_store(const struct hydration_event *event, int64_t asked_ns)
 {
-    size_t entity = entity_of(event->tenant, event->entity_id), subject = subject_of(event->subject);
-    struct world_row *rows = world.rows[entity], *row = &rows[subject];
+    size_t entity = entity_of(event->tenant, event->entity_id), caller = caller_of(event->caller);
+    struct world_row *rows = world.rows[entity], *row = &rows[caller];
     int64_t heard_ns = 0;
-    for (size_t i = 0; i < SUBJECTS; i++)
+    for (size_t i = 0; i < CALLERS; i++)
         if (rows[i].is_set && rows[i].since_ns > heard_ns)
             heard_ns = rows[i].since_ns;
-    for (size_t i = 0; i < SUBJECTS; i++)
+    for (size_t i = 0; i < CALLERS; i++)
         if (rows[i].is_set && rows[i].version > event->version && asked_ns <= heard_ns)
             return;
-    for (size_t i = 0; i < SUBJECTS; i++)
+    for (size_t i = 0; i < CALLERS; i++)
         rows[i].is_set = rows[i].is_set && rows[i].version == event->version;
-    if (event->is_private && subject == 0)
+    if (event->is_private && caller == 0)
         return;
     if (row->is_set && row->mode >= event->cover.mode && row->until_ns > model_now_ns())
         return;
@@ -138,12 +138,12 @@ void world_store(const struct hydration_event *event, int64_t asked_ns)
                               asked_ns, event->cover.mode};
 }
 
-const struct world_row *world_row_for(size_t entity, size_t subject, enum hydration_mode mode)
+const struct world_row *world_row_for(size_t entity, size_t caller, enum hydration_mode mode)
 {
-    const struct world_row *row = &world.rows[entity][subject];
+    const struct world_row *row = &world.rows[entity][caller];
     if (!row->is_set)
         row = &world.rows[entity][0];
-    bool is_enough = expected_view(entity, row->version, subject) != VIEW_DATA || row->mode >= mode;
+    bool is_enough = expected_view(entity, row->version, caller) != VIEW_DATA || row->mode >= mode;
     return row->is_set && row->until_ns > model_now_ns() && is_enough ? row : NULL;
 }
 
@@ -157,19 +157,19 @@ enum status __wrap_hydration_ledger_find(struct db_pool *pool, const struct hydr
                                          int64_t copy_ttl_ms, int64_t deadline_ns, struct arena *arena,
                                          struct hydration_finding *finding, struct error *error)
 {
-    size_t entity = entity_of(need->tenant, need->entity_id), subject = subject_of(need->subject);
-    const struct world_row *row = world_row_for(entity, subject, need->cover.mode),
-                           *stale = &world.rows[entity][world.rows[entity][subject].is_set ? subject : 0];
+    size_t entity = entity_of(need->tenant, need->entity_id), caller = caller_of(need->caller);
+    const struct world_row *row = world_row_for(entity, caller, need->cover.mode),
+                           *stale = &world.rows[entity][world.rows[entity][caller].is_set ? caller : 0];
     (void)pool, (void)copy_ttl_ms, (void)deadline_ns;
-    model_note("%s reads the ledger for %zu, mode %d: %s", world_subjects[subject], entity, need->cover.mode,
+    model_note("%s reads the ledger for %zu, mode %d: %s", world_callers[caller], entity, need->cover.mode,
                row ? "found" : "nothing");
     if (world.ledger_fails)
         return error_set(error, STATUS_DB_DOWN, "no database");
-    if (!row && (!stale->is_set || expected_view(entity, stale->version, subject) != VIEW_DATA))
+    if (!row && (!stale->is_set || expected_view(entity, stale->version, caller) != VIEW_DATA))
         stale = NULL;
     if (row || stale) {
         const struct world_row *found = row ? row : stale;
-        finding->event = world_event(entity, found->version, subject, found->mode);
+        finding->event = world_event(entity, found->version, caller, found->mode);
         finding->event.data = arena_str(arena, finding->event.data);
     }
     finding->event.tenant = need->tenant;
@@ -218,7 +218,7 @@ enum status __wrap_hydration_wire_send(struct hydration *hydration, const struct
     if (i == known) {
         i = world.question_count++ % QUESTIONS_MAX;
         question[i] = (struct question){.entity = entity_of(events->tenant, events->entity_id),
-                                        .subject = subject_of(events->subject),
+                                        .caller = caller_of(events->caller),
                                         .mode = events->cover.mode,
                                         .asked_ns = model_now_ns()};
         question[i].version = world.versions[question[i].entity];

@@ -178,7 +178,7 @@ static void headers_say_whose_it_is_and_how_new(void **state)
     assert_int_equal(
         read_event(HYDRATION_EVENT_UPDATED, whole[HYDRATION_EVENT_UPDATED], headers, COUNT(headers), &event),
         STATUS_OK);
-    assert_true(str_eq(event.tenant, STR("acme")) && str_eq(event.subject, STR("alice")));
+    assert_true(str_eq(event.tenant, STR("acme")) && str_eq(event.caller, STR("alice")));
     assert_true(str_eq(event.correlation_id, STR("c-1")) && event.version == INT64_MAX && event.is_private);
     assert_true(event.has_cover && event.cover.mode == HYDRATION_PARTIAL && event.cover.field_count == 2);
     assert_true(str_eq(event.cover.fields[0], STR("a")) && str_eq(event.cover.fields[1], STR("b")));
@@ -191,7 +191,7 @@ static void an_answer_without_a_cover_says_so(void **state)
     struct hydration_event event;
     assert_int_equal(read_event(HYDRATION_EVENT_UPDATED, whole[HYDRATION_EVENT_UPDATED], &acme, 1, &event),
                      STATUS_OK);
-    assert_true(!event.has_cover && !event.is_private && event.version == 0 && event.subject.len == 0);
+    assert_true(!event.has_cover && !event.is_private && event.version == 0 && event.caller.len == 0);
 }
 
 static void inaccessible_is_always_the_callers_own(void **state)
@@ -209,7 +209,7 @@ static void inaccessible_is_always_the_callers_own(void **state)
     assert_false(event.is_private);
 }
 
-static char long_text[HYDRATION_SUBJECT_BYTES_MAX + 1];
+static char long_text[HYDRATION_CALLER_BYTES_MAX + 1];
 
 static void a_header_that_is_wrong_makes_it_no_event(void **state)
 {
@@ -271,7 +271,7 @@ static void without_a_tenant_it_is_nobodys(void **state)
 static void check_same(const struct hydration_event *a, const struct hydration_event *b)
 {
     assert_int_equal(a->kind, b->kind);
-    assert_true(str_eq(a->tenant, b->tenant) && str_eq(a->subject, b->subject) &&
+    assert_true(str_eq(a->tenant, b->tenant) && str_eq(a->caller, b->caller) &&
                 str_eq(a->correlation_id, b->correlation_id) && str_eq(a->entity_type, b->entity_type) &&
                 str_eq(a->entity_id, b->entity_id) && str_eq(a->module, b->module) &&
                 str_eq(a->data, b->data) && str_eq(a->traceparent, b->traceparent));
@@ -291,7 +291,7 @@ static void what_is_written_is_read_as_the_same(void **state)
                                    {
                                        .kind = (enum hydration_kind)(i % 3),
                                        .tenant = STR("acme"),
-                                       .subject = STR("\xd0\x90lice"),
+                                       .caller = STR("\xd0\x90lice"),
                                        .correlation_id = STR("c-1"),
                                        .entity_type = STR("item"),
                                        .entity_id = STR("a\"/\\\xf0\x9f\x98\x80"),

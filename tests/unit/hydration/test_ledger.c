@@ -262,7 +262,7 @@ static void test_an_absence_serves_every_caller_until_it_expires(void **state)
     const struct hydration_finding got = find("v", PARTIAL, "a", "c2");
     assert_string_equal(finding_text(&got), "absent");
     assert_in_range(got.ttl_ms, 1, 300000);
-    assert_int_equal(got.event.subject.len, 0);
+    assert_int_equal(got.event.caller.len, 0);
     windows_end();
     expect_of("u", FULL, "", "c3", "absent");
     absences_expire();

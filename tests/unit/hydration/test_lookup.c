@@ -13,7 +13,7 @@ static void test_h2_unknown_then_updated(void **state)
     struct person ann = {0}, bob = {0};
     ask(&ann, "ann", rig_title);
     assert_true(turn_until_count(rig_questions, 1));
-    assert_string_equal(rig_question().subject, "ann");
+    assert_string_equal(rig_question().caller, "ann");
     assert_int_equal(rig_question().mode, HYDRATION_PARTIAL);
     hear_updated(1);
     assert_int_equal(ann.times, 1);
@@ -109,9 +109,9 @@ enum { MANY = 10000 };
 static void ask_many(struct person *people, bool are_different)
 {
     for (int i = 0; i < MANY; i++) {
-        char subject[16];
-        snprintf(subject, sizeof subject, "u%d", are_different ? i : 0);
-        ask(&people[i], subject, rig_full);
+        char caller[16];
+        snprintf(caller, sizeof caller, "u%d", are_different ? i : 0);
+        ask(&people[i], caller, rig_full);
     }
 }
 

@@ -232,21 +232,21 @@ static void test_h4_each_caller_has_a_lookup_of_its_own_once_the_entity_is_priva
     ask(&ann, "ann", rig_full);
     ask(&too, "ann", rig_full);
     assert_true(turn_until_count(rig_questions, 1));
-    assert_string_equal(rig_question().subject, "bob");
+    assert_string_equal(rig_question().caller, "bob");
     turn_for_ms(1);
     struct hydration_event hidden = answer_of(HYDRATION_EVENT_NOT_FOUND, 5);
     hidden.reason = HYDRATION_INACCESSIBLE;
     hidden.is_private = true;
-    hidden.subject = STR("bob");
+    hidden.caller = STR("bob");
     hear(hidden);
     assert_int_equal(bob.result, HYDRATION_NOT_FOUND);
     assert_int_equal(bob.reason, HYDRATION_INACCESSIBLE);
     assert_int_equal(ann.times, 0);
     assert_true(turn_until_count(rig_questions, 2));
-    assert_string_equal(rig_question().subject, "ann");
+    assert_string_equal(rig_question().caller, "ann");
     struct hydration_event hers = answer_of(HYDRATION_EVENT_UPDATED, 5);
     hers.is_private = true;
-    hers.subject = STR("ann");
+    hers.caller = STR("ann");
     hear(hers);
     assert_int_equal(ann.result, HYDRATION_UPDATED);
     assert_int_equal(too.result, HYDRATION_UPDATED);
@@ -265,7 +265,7 @@ static void test_h4_an_answer_that_splits_callers_may_end_a_queued_lookup(void *
     struct person people[HYDRATION_JOBS_MAX], last = {0};
     memset(people, 0, sizeof people);
     script.find = in_ledger; /* a private copy, enough for existence alone */
-    script.find.event.subject = STR("ann");
+    script.find.event.caller = STR("ann");
     script.find.event.cover = rig_existence;
     script.find.event.data = STR("{}");
     rig_hold();
@@ -297,9 +297,9 @@ static void test_h4_a_private_answer_reaches_no_other_caller(void **state)
     turn_for_ms(1);
     struct hydration_event his = answer_of(HYDRATION_EVENT_UPDATED, 5);
     his.is_private = true;
-    his.subject = STR("bob");
+    his.caller = STR("bob");
     hear(his);
-    his.subject = STR_NONE; /* and nobody said whose */
+    his.caller = STR_NONE; /* and nobody said whose */
     his.version = 6;
     hear(his);
     assert_int_equal(ann.times, 0);
@@ -322,7 +322,7 @@ static void test_a_private_answer_without_sub_is_for_the_caller_that_asked(void 
     assert_int_equal(ann.result, HYDRATION_NOT_FOUND);
     assert_int_equal(bob.times, 0);
     assert_true(turn_until_count(rig_questions, 2));
-    assert_string_equal(rig_question().subject, "bob");
+    assert_string_equal(rig_question().caller, "bob");
     hydration_waiter_cancel(&bob.waiter);
 }
 

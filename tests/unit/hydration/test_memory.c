@@ -37,10 +37,10 @@ static int close_memory(void **state)
     return 0;
 }
 
-static struct hydration_need need_of(const char *subject, const char *id, struct hydration_cover cover)
+static struct hydration_need need_of(const char *caller, const char *id, struct hydration_cover cover)
 {
     return (struct hydration_need){.tenant = STR("acme"),
-                                   .subject = str_from(subject),
+                                   .caller = str_from(caller),
                                    .entity_type = STR("item"),
                                    .entity_id = str_from(id),
                                    .cover = cover};
@@ -52,9 +52,9 @@ static int kind_of(struct hydration_known_entity found)
     return !found.serves ? KNOWN_NOT : found.outcome.result == HYDRATION_UPDATED ? KNOWN_COPY : KNOWN_ABSENT;
 }
 
-static struct hydration_known_entity look(const char *subject, struct hydration_cover cover)
+static struct hydration_known_entity look(const char *caller, struct hydration_cover cover)
 {
-    struct hydration_need need = need_of(subject, "a", cover);
+    struct hydration_need need = need_of(caller, "a", cover);
     return hydration_memory_find(memory, &need, now);
 }
 
@@ -88,11 +88,11 @@ static bool hear_not_found(int64_t version)
     return hear_event(event_of(HYDRATION_EVENT_NOT_FOUND, version), NULL);
 }
 
-static bool hear_private(enum hydration_kind kind, const char *subject, int64_t version)
+static bool hear_private(enum hydration_kind kind, const char *caller, int64_t version)
 {
     struct hydration_event event = event_of(kind, version);
     event.is_private = true;
-    event.subject = str_from(subject);
+    event.caller = str_from(caller);
     event.reason = HYDRATION_INACCESSIBLE;
     return hear_event(event, &full);
 }

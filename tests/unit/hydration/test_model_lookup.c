@@ -15,7 +15,7 @@ enum { PEOPLE_MAX = 24, STORES_MAX = 16, VERSION_MS = 60000 };
 struct person {
     struct hydration_waiter waiter;
     struct hydration_policy policy;
-    size_t entity, subject;
+    size_t entity, caller;
     enum hydration_mode mode;
     int64_t deadline_ns;
 };
@@ -53,7 +53,7 @@ static void forget_person(const struct person *person)
 /* Jobs that began in the last moments may have read the ledger before the row was there. */
 static void check_timeout(const struct person *person)
 {
-    const struct world_row *row = world_row_for(person->entity, person->subject, person->mode);
+    const struct world_row *row = world_row_for(person->entity, person->caller, person->mode);
     int64_t wait_ns = TASK_MS(person->policy.wait_timeout_ms),
             since_ns = person->deadline_ns - wait_ns / 10 * 4;
     bool is_well = is_prompt && wait_ns >= TASK_MS(100) && trouble_ns < since_ns && !world.ledger_fails &&
@@ -73,9 +73,9 @@ static void check_outcome(const struct person *person, const struct hydration_ou
         return;
     MODEL_CHECK(outcome->version >= 1 && outcome->version <= world.highest[person->entity], "version %lld",
                 (long long)outcome->version);
-    enum view view = expected_view(person->entity, outcome->version, person->subject);
+    enum view view = expected_view(person->entity, outcome->version, person->caller);
     MODEL_CHECK((outcome->result == HYDRATION_NOT_FOUND) == (view != VIEW_DATA),
-                "%s is told %d of version %lld", world_subjects[person->subject], (int)outcome->result,
+                "%s is told %d of version %lld", world_callers[person->caller], (int)outcome->result,
                 (long long)outcome->version);
     if (outcome->result == HYDRATION_NOT_FOUND)
         MODEL_CHECK((outcome->reason == HYDRATION_INACCESSIBLE) == (view == VIEW_HIDDEN), "the wrong reason");
@@ -99,7 +99,7 @@ static void on_done(struct hydration_waiter *waiter, const struct hydration_outc
     struct person *person = (struct person *)waiter;
     size_t entity = person->entity;
     check_outcome(person, outcome);
-    model_note("%s has %s of %zu, version %lld", world_subjects[person->subject],
+    model_note("%s has %s of %zu, version %lld", world_callers[person->caller],
                hydration_result_name(outcome->result), entity, (long long)outcome->version);
     if (outcome->result <= HYDRATION_NOT_FOUND && outcome->version > received[entity].version) {
         received[entity].version = outcome->version;
@@ -119,7 +119,7 @@ static void ask(void)
         return;
     struct person *person = malloc(sizeof *person);
     *person = (struct person){.entity = model_below(ENTITIES),
-                              .subject = model_below(SUBJECTS),
+                              .caller = model_below(CALLERS),
                               .mode = (enum hydration_mode)model_below(COVERS),
                               .policy = {.module = "model",
                                          .wait_timeout_ms = 10 + (int64_t)model_below(500),
@@ -129,9 +129,9 @@ static void ask(void)
                                          .retry_backoff_ms = 5 + (int64_t)model_below(100)}};
     person->deadline_ns = loop_now_ns(loop) + TASK_MS(person->policy.wait_timeout_ms);
     people[people_count++] = person;
-    model_note("%s asks for %zu, mode %d, %lld ms", world_subjects[person->subject], person->entity,
+    model_note("%s asks for %zu, mode %d, %lld ms", world_callers[person->caller], person->entity,
                person->mode, (long long)person->policy.wait_timeout_ms);
-    struct hydration_need need = world_need(person->entity, person->subject, person->mode);
+    struct hydration_need need = world_need(person->entity, person->caller, person->mode);
     hydration_ask(&hydration, &person->policy, &need, model_one_in(4), loop, &person->waiter, on_done);
 }
 
@@ -140,7 +140,7 @@ static void cancel(void)
     if (people_count == 0)
         return;
     struct person *person = people[model_below(people_count)];
-    model_note("%s cancels %zu", world_subjects[person->subject], person->entity);
+    model_note("%s cancels %zu", world_callers[person->caller], person->entity);
     forget_person(person);
     hydration_waiter_cancel(&person->waiter);
     free(person);
@@ -181,16 +181,16 @@ static void deliver(struct hydration_event event, size_t entity)
         received[entity].since_ns = model_now_ns();
     }
     model_note("version %lld of %zu, %s, for %.*s", (long long)event.version, entity,
-               event.is_private ? "private" : "public", STR_ARG(event.subject));
+               event.is_private ? "private" : "public", STR_ARG(event.caller));
     hydration_deliver(shard, &event, model_one_in(3));
     for (size_t i = 0; i < people_count && is_newest; i++) {
         const struct person *person = people[i];
-        bool is_for = !event.is_private || (person->subject > 0 &&
-                                            str_eq(event.subject, str_from(world_subjects[person->subject])));
+        bool is_for = !event.is_private ||
+                      (person->caller > 0 && str_eq(event.caller, str_from(world_callers[person->caller])));
         bool is_enough =
             event.kind == HYDRATION_EVENT_NOT_FOUND || (event.has_cover && event.cover.mode >= person->mode);
         MODEL_CHECK(person->entity != entity || !is_for || !is_enough, "%s still waits for %zu",
-                    world_subjects[person->subject], entity);
+                    world_callers[person->caller], entity);
     }
 }
 
@@ -212,7 +212,7 @@ static void answer(void)
     int64_t version = some_version(entity);
     if (version < question->version && world.versions[entity] >= question->version)
         version = question->version;
-    struct hydration_event event = world_event(entity, version, question->subject, mode);
+    struct hydration_event event = world_event(entity, version, question->caller, mode);
     event.correlation_id = str_from(question->correlation_id);
     store_later(&event, question->asked_ns);
     if (mode == question->mode && model_one_in(4))
@@ -229,7 +229,7 @@ static void hear(void)
     if (model_one_in(2))
         world_change(entity);
     struct hydration_event event =
-        world_event(entity, some_version(entity), model_below(SUBJECTS), HYDRATION_FULL);
+        world_event(entity, some_version(entity), model_below(CALLERS), HYDRATION_FULL);
     event.correlation_id = model_one_in(2) ? STR("another's") : STR_NONE;
     store_later(&event, 0);
     deliver(event, entity);
@@ -240,7 +240,7 @@ static void miss(void)
 {
     size_t entity = model_below(ENTITIES);
     struct hydration_event event =
-        world_event(entity, world.versions[entity], model_below(SUBJECTS), HYDRATION_FULL);
+        world_event(entity, world.versions[entity], model_below(CALLERS), HYDRATION_FULL);
     world_store(&event, model_now_ns());
 }
 
@@ -260,7 +260,7 @@ static void check_deadlines(void)
 {
     for (size_t i = 0; i < people_count; i++)
         MODEL_CHECK(people[i]->deadline_ns > model_now_ns(), "%s waits past its deadline",
-                    world_subjects[people[i]->subject]);
+                    world_callers[people[i]->caller]);
 }
 
 static void turn(void)

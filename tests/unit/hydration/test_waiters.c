@@ -85,7 +85,7 @@ static void test_h5_a_stale_copy_is_returned_while_the_last_read_runs(void **sta
     script.find = join_others;
     script.find.event.data = STR(DATA);
     script.find.event.module = STR("intake");
-    script.find.event.subject = STR("ann");
+    script.find.event.caller = STR("ann");
     ask(&ann, "ann", rig_title);
     ask(&bob, "bob", rig_title);
     assert_true(turn_until_count(rig_finds, 1));
@@ -115,7 +115,7 @@ static void test_h3_the_lookup_that_asked_retries_even_if_its_caller_has_gone(vo
     hydration_waiter_cancel(&ann.waiter);
     assert_true(turn_until_count(rig_questions, 3));
     assert_string_equal(rig_question().correlation_id, first.correlation_id);
-    assert_string_equal(rig_question().subject, "ann");
+    assert_string_equal(rig_question().caller, "ann");
     assert_int_equal(rig_question().mode, HYDRATION_PARTIAL);
     assert_true(turn_until_empty());
     assert_int_equal(rig_questions(), 3);

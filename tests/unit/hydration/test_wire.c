@@ -49,19 +49,19 @@ static void a_question_goes_to_one_owner_and_its_answer_to_every_process(void **
     }
 }
 
-static void check_answer(const char *id, const char *subject, struct rig_note expected)
+static void check_answer(const char *id, const char *caller, struct rig_note expected)
 {
-    rig_ask(&pods[0], "item", id, subject, NULL);
+    rig_ask(&pods[0], "item", id, caller, NULL);
     rig_await(RIG_RECEIVED, id, 2);
     struct rig_note heard = rig_note_of(RIG_RECEIVED, id);
     char correlation_id[80];
     snprintf(correlation_id, sizeof correlation_id, "c-%s", id);
-    assert_string_equal(rig_note_of(RIG_LOOKED, id).subject, subject);
+    assert_string_equal(rig_note_of(RIG_LOOKED, id).caller, caller);
     assert_string_equal(heard.correlation_id, correlation_id);
     assert_int_equal(heard.kind, expected.kind);
     assert_int_equal(heard.reason, expected.reason);
     assert_int_equal(heard.is_private, expected.is_private);
-    assert_string_equal(heard.subject, expected.subject);
+    assert_string_equal(heard.caller, expected.caller);
     assert_string_equal(heard.data, expected.data);
     assert_int_equal(heard.version, 7);
 }
@@ -75,14 +75,14 @@ static void an_answer_names_its_caller(void **state)
     check_answer("private-a", "alice",
                  (struct rig_note){.kind = HYDRATION_EVENT_UPDATED,
                                    .is_private = true,
-                                   .subject = "alice",
+                                   .caller = "alice",
                                    .data = "{\"id\":\"private-a\",\"title\":\"t\",\"price\":1}"});
     check_answer("absent-a", "bob", (struct rig_note){.kind = HYDRATION_EVENT_NOT_FOUND});
     check_answer("hidden-a", "bob",
                  (struct rig_note){.kind = HYDRATION_EVENT_NOT_FOUND,
                                    .reason = HYDRATION_INACCESSIBLE,
                                    .is_private = true,
-                                   .subject = "bob"});
+                                   .caller = "bob"});
 }
 
 static void a_question_without_a_caller_gets_nothing_private(void **state)
@@ -180,7 +180,7 @@ static void a_change_is_published_to_every_process(void **state)
 {
     (void)state;
     static const struct {
-        const char *id, *subject, *data;
+        const char *id, *caller, *data;
         enum hydration_kind kind;
         bool is_private;
     } cases[] = {
@@ -198,7 +198,7 @@ static void a_change_is_published_to_every_process(void **state)
         struct rig_note heard = rig_note_of(RIG_RECEIVED, cases[i].id);
         assert_int_equal(heard.kind, cases[i].kind);
         assert_int_equal(heard.is_private, cases[i].is_private);
-        assert_string_equal(heard.subject, cases[i].subject);
+        assert_string_equal(heard.caller, cases[i].caller);
         assert_string_equal(heard.data, cases[i].data);
         assert_string_equal(heard.correlation_id, "");
         assert_int_equal(heard.version, 7);

@@ -53,7 +53,7 @@ static void note_event(const struct rig_pod *pod, enum rig_what what, const stru
                            .is_private = event->is_private,
                            .version = event->version};
     put_text(own.id, sizeof own.id, event->entity_id);
-    put_text(own.subject, sizeof own.subject, event->subject);
+    put_text(own.caller, sizeof own.caller, event->caller);
     put_text(own.data, sizeof own.data, event->data);
     put_text(own.correlation_id, sizeof own.correlation_id, event->correlation_id);
     note(&own);
@@ -201,7 +201,7 @@ static enum status look(void *context, const struct hydration_need *question, in
     struct str id = question->entity_id;
     (void)deadline_ns;
     put_text(own.id, sizeof own.id, id);
-    put_text(own.subject, sizeof own.subject, question->subject);
+    put_text(own.caller, sizeof own.caller, question->caller);
     note(&own);
     if (must_fail(id))
         return error_set(error, STATUS_UNAVAILABLE, "not now");
@@ -210,7 +210,7 @@ static enum status look(void *context, const struct hydration_need *question, in
                                                          : HYDRATION_ENTITY_EXISTS;
     entity->version = 7;
     entity->is_private = str_starts_with(id, STR("private")) || str_starts_with(id, STR("nobodys"));
-    entity->only_subject = str_starts_with(id, STR("private")) ? STR("alice") : STR_NONE;
+    entity->only_caller = str_starts_with(id, STR("private")) ? STR("alice") : STR_NONE;
     if (entity->found == HYDRATION_ENTITY_EXISTS)
         buf_printf(entity->data, "{\"id\":\"%.*s\",\"title\":\"t\",\"price\":1}", STR_ARG(id));
     if (str_starts_with(id, STR("huge"))) {
@@ -399,13 +399,13 @@ void rig_pod_close(struct rig_pod *pod)
 
 /* ---- questions ---- */
 
-void rig_ask(struct rig_pod *pod, const char *entity_type, const char *id, const char *subject,
+void rig_ask(struct rig_pod *pod, const char *entity_type, const char *id, const char *caller,
              const struct hydration_cover *cover)
 {
     char correlation_id[80];
     struct hydration_event question = {.kind = HYDRATION_EVENT_UNKNOWN,
                                        .tenant = STR("acme"),
-                                       .subject = str_from(subject),
+                                       .caller = str_from(caller),
                                        .entity_type = str_from(entity_type),
                                        .entity_id = str_from(id),
                                        .module = STR("test"),

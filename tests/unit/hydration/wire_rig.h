@@ -24,7 +24,7 @@ struct rig_note {
     enum hydration_reason reason;
     bool is_private;
     int64_t version;
-    char id[64], subject[64], data[256], correlation_id[64];
+    char id[64], caller[64], data[256], correlation_id[64];
 };
 
 struct rig_pod {
@@ -53,7 +53,7 @@ void rig_gate_open_but_slow(void);       /* … only those for "slow…" */
 /* What an owner has of an id: "absent…", "hidden…", "private…" (alice's), "nobodys…" (private, no owner), "fails…" (once),
  * "huge…" (as large as an event may be: too large for NATS); any other is there. Its data is
  * {"id":ID,"title":"t","price":1}, its version 7. */
-void rig_ask(struct rig_pod *pod, const char *entity_type, const char *id, const char *subject,
+void rig_ask(struct rig_pod *pod, const char *entity_type, const char *id, const char *caller,
              const struct hydration_cover *cover);
 enum status rig_send_raw(struct rig_pod *pod, enum hydration_kind kind, const char *payload);
 void rig_await_ready(struct rig_pod *pods, size_t count, const char *entity_type);
