@@ -28,7 +28,7 @@ static void deliver_to(struct hydration_lookup *lookup, const struct hydration_e
         if (is_enough && is_for(event, waiter->caller))
             hydration_waiter_leave(waiter, outcome,
                                    is_ledger                          ? HYDRATION_BY_LEDGER
-                                   : has_asked && !waiter->has_joined ? HYDRATION_BY_ASKING
+                                   : has_asked && !waiter->has_joined ? HYDRATION_BY_QUESTION
                                                                       : HYDRATION_BY_JOINING);
     if (!lookup->need.caller.len || is_for(event, lookup->need.caller))
         hydration_lookup_answered(lookup);

@@ -85,7 +85,7 @@ enum hydration_result {
 enum hydration_reason { HYDRATION_ABSENT /* deleted_or_never_existed */, HYDRATION_INACCESSIBLE };
 /* Where the outcome is from, for logs and metrics: the memory of this loop, the ledger in PostgreSQL, the question of another
  * lookup that this one joined, or a question of its own. */
-enum hydration_way { HYDRATION_BY_MEMORY, HYDRATION_BY_LEDGER, HYDRATION_BY_JOINING, HYDRATION_BY_ASKING };
+enum hydration_way { HYDRATION_BY_MEMORY, HYDRATION_BY_LEDGER, HYDRATION_BY_JOINING, HYDRATION_BY_QUESTION };
 
 /* Borrowed for the call. */
 struct hydration_outcome {

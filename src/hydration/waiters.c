@@ -64,7 +64,7 @@ void hydration_shard_destroy(struct hydration_shard *shard)
 static void log_outcome(const struct hydration_need *need, const struct hydration_policy *policy,
                         const char *correlation_id, const struct hydration_outcome *outcome)
 {
-    enum log_level level = outcome->way == HYDRATION_BY_ASKING ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG;
+    enum log_level level = outcome->way == HYDRATION_BY_QUESTION ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG;
     char trace_id[TRACE_ID_TEXT_BYTES];
     if (!log_enabled(level))
         return;
@@ -228,7 +228,7 @@ static void record_span(const struct hydration_waiter *waiter, const struct hydr
     static const char *const ways[] = {[HYDRATION_BY_MEMORY] = "memory",
                                        [HYDRATION_BY_LEDGER] = "ledger",
                                        [HYDRATION_BY_JOINING] = "joining",
-                                       [HYDRATION_BY_ASKING] = "asking"};
+                                       [HYDRATION_BY_QUESTION] = "asking"};
     const struct hydration_need *need = &waiter->lookup->need;
     struct span span;
     span_resume(&span, SPAN_INTERNAL, "look up entity", &waiter->trace, waiter->parent_span,
@@ -372,7 +372,7 @@ static void on_waiter_due(struct loop_timer *timer)
     if (waiter->defers)
         wait_in_background(lookup, waiter);
     hydration_waiter_leave(waiter, &outcome,
-                           lookup->question.caller && !waiter->has_joined ? HYDRATION_BY_ASKING
+                           lookup->question.caller && !waiter->has_joined ? HYDRATION_BY_QUESTION
                                                                           : HYDRATION_BY_JOINING);
     hydration_lookup_end_unused(lookup);
     hydration_waiters_call(shard);

@@ -18,7 +18,7 @@ static void test_h2_unknown_then_updated(void **state)
     hear_updated(1);
     assert_int_equal(ann.times, 1);
     assert_int_equal(ann.result, HYDRATION_UPDATED);
-    assert_int_equal(ann.way, HYDRATION_BY_ASKING);
+    assert_int_equal(ann.way, HYDRATION_BY_QUESTION);
     assert_string_equal(ann.data, "{\"title\":\"T\"}");
     assert_string_equal(ann.source_module, "intake");
     assert_true(turn_until_empty());
@@ -126,7 +126,7 @@ static void check_many(bool are_different)
     for (int i = 0; i < MANY; i++) {
         assert_int_equal(people[i].times, 1);
         assert_int_equal(people[i].result, HYDRATION_NOT_FOUND);
-        assert_int_equal(people[i].way, i == 0 ? HYDRATION_BY_ASKING : HYDRATION_BY_JOINING);
+        assert_int_equal(people[i].way, i == 0 ? HYDRATION_BY_QUESTION : HYDRATION_BY_JOINING);
     }
     assert_true(turn_until_empty());
     assert_int_equal(rig_finds(), 1);

@@ -13,7 +13,7 @@ static void test_a_local_owner_is_asked_without_the_bus(void **state)
     ask(&ann, "ann", rig_title);
     assert_true(turn_until_done(&ann)); /* the bus delivers nothing in this rig */
     assert_int_equal(ann.result, HYDRATION_UPDATED);
-    assert_int_equal(ann.way, HYDRATION_BY_ASKING);
+    assert_int_equal(ann.way, HYDRATION_BY_QUESTION);
     assert_string_equal(ann.data, "{\"title\":\"T\"}");
     assert_string_equal(ann.source_module, "intake");
     assert_int_equal(rig_questions(), 0);
