@@ -95,7 +95,7 @@ static const struct setting_row security_rows[] = {
      "Scope that a token needs to read a dictionary; empty = none. A dictionary may name another one.", "", 0,
      255, PLACE(read_scope_place), .reloadable = true},
     {"writeScope", SETTING_STRING, ROW(write_scope),
-     "Scope that a token needs to update a dictionary, and to see what became of its updates; empty = none. A "
+     "Scope that a token needs to update a dictionary, and to read the status of its updates; empty = none. A "
      "dictionary may name another one.",
      "", 0, 255, PLACE(write_scope_place), .reloadable = true},
     {.name = NULL},
