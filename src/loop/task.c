@@ -37,11 +37,11 @@ struct task {
     _Atomic(enum task_state) state;
     struct loop_message message;
     bool is_posted;
-    int64_t due_ns;   /* of the next run, or of the next try of a refused one */
-    int64_t armed_ns; /* when the timer fires; never later than due_ns unless a message is on its way */
-    int64_t hold_ns;  /* wakes wait until then */
-    int64_t delay_ns; /* as the last run returned it */
-    int64_t slack_ns; /* how much later than due_ns the timer may fire */
+    int64_t due_ns;    /* of the next run, or of the next try of a refused one */
+    int64_t armed_ns;  /* when the timer fires; never later than due_ns unless a message is on its way */
+    int64_t hold_ns;   /* wakes wait until then */
+    int64_t delay_ns;  /* as the last run returned it */
+    int64_t slack_ns;  /* how much later than due_ns the timer may fire */
     bool is_to_submit; /* when the lock is released */
     bool has_retried;  /* in this run */
     struct backoff backoff;
