@@ -128,11 +128,12 @@ void hydration_event_keep(struct hydration_event *event, char *at)
 
 /* ---- names ---- */
 
-/* Each name is hashed by itself, so that moving the border between two gives another hash. */
+/* Each name is hashed by itself, so that ("ab","c") and ("a","bc") have different hashes. */
 uint64_t hydration_entity_hash(struct str tenant, struct str entity_type, struct str entity_id)
 {
-    uint64_t type = hash_seeded(entity_type), owner = hash_seeded(tenant);
-    return hash_seeded(entity_id) ^ (type << 21 | type >> 43) ^ (owner << 42 | owner >> 22);
+    uint64_t type_hash = hash_seeded(entity_type), tenant_hash = hash_seeded(tenant);
+    return hash_seeded(entity_id) ^ (type_hash << 21 | type_hash >> 43) ^
+           (tenant_hash << 42 | tenant_hash >> 22);
 }
 
 bool hydration_is_text(struct str text, size_t bytes_max)
@@ -140,7 +141,7 @@ bool hydration_is_text(struct str text, size_t bytes_max)
     if (text.len == 0 || text.len > bytes_max || !str_is_utf8(text))
         return false;
     bool has_control = false;
-    for (size_t i = 0; i < text.len; i++) /* to the end, so that the compiler can look at many at once */
+    for (size_t i = 0; i < text.len; i++) /* no early exit, so that the compiler can vectorise the loop */
         has_control |= (unsigned char)text.ptr[i] < 0x20 || text.ptr[i] == 0x7F;
     return !has_control;
 }

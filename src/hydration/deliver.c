@@ -1,5 +1,5 @@
 /* Delivers events to the lookups of their entity: an event is kept in memory first, then the waiters that it satisfies leave. The
- * others wait on, each caller in a lookup of its own where the entity is private. Callbacks run after all lookups have been visited. */
+ * others continue to wait, each caller in a lookup of its own if the entity is private. Callbacks run after all lookups have been visited. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -44,7 +44,7 @@ static void deliver_to(struct hydration_lookup *lookup, const struct hydration_e
                 hydration_waiter_leave(waiter, &refused, HYDRATION_BY_JOINING);
         }
     } else if (!TAILQ_EMPTY(&lookup->waiters) && is_for(event, lookup->need.caller)) {
-        hydration_lookup_again(lookup);
+        hydration_lookup_reread_soon(lookup);
     }
     hydration_lookup_end_unused(lookup);
 }
@@ -90,7 +90,7 @@ static void deliver_to_all(struct hydration_shard *shard, uint64_t hash, const s
     hydration_waiters_call(shard);
 }
 
-/* The time of the tick would be earlier than what is received in it. */
+/* Uses the current time: the tick's time is earlier than events received during the tick. */
 bool hydration_deliver_ledger(struct hydration_shard *shard, const struct hydration_finding *finding)
 {
     const struct hydration_event *event = &finding->event;
@@ -114,15 +114,15 @@ void hydration_recent_add(struct hydration_lookup *lookup)
 /* Answers to the questions of all processes are kept, changes only of entities that are looked up or held here. `recent`: the question
  * of this shard that the event answers; NULL: there is none, or it is not recent. */
 static void deliver_valid(struct hydration_shard *shard, uint64_t hash, struct hydration_event *event,
-                          struct hydration_recent *recent, bool is_direct)
+                          struct hydration_recent *recent, bool is_local)
 {
     const struct hydration_settings *settings = shard->hydration->config.settings;
     const struct hydration_lookup *first = lookup_of(map_first(&shard->lookups, hash), event), *asked = first;
 
     while (asked && !hydration_lookup_is_own(asked, event->correlation_id))
         asked = next_lookup(asked, event);
-    /* A program outside of freshet may answer without cover or caller: then those of the question count, borrowed from its lookup,
-     * which is there until the tick is over. */
+    /* A program outside of freshet may answer without cover or caller: then the cover and caller of the question are used; the
+     * lookup owns them until the end of the tick. */
     if (asked && event->is_private && !event->caller.len)
         event->caller = str_eq(event->correlation_id, str_from(asked->question.correlation_id))
                             ? str_from(asked->question.caller)
@@ -142,15 +142,15 @@ static void deliver_valid(struct hydration_shard *shard, uint64_t hash, struct h
         hydration_count_ignored("duplicate");
     else if (recent && !first)
         hydration_count_ignored("late");
-    if (recent && (is_new || is_direct)) {
-        recent->state = is_direct ? RECENT_ANSWERED_DIRECTLY : RECENT_ANSWERED;
+    if (recent && (is_new || is_local)) {
+        recent->state = is_local ? RECENT_ANSWERED_LOCALLY : RECENT_ANSWERED;
         recent->version = event->version;
     }
     if (is_new)
         deliver_to_all(shard, hash, event, false);
 }
 
-void hydration_deliver(struct hydration_shard *shard, const struct hydration_event *event, bool is_direct)
+void hydration_deliver(struct hydration_shard *shard, const struct hydration_event *event, bool is_local)
 {
     uint64_t hash = hydration_entity_hash(event->tenant, event->entity_type, event->entity_id);
     uint64_t correlation = hash_seeded(event->correlation_id);
@@ -165,12 +165,12 @@ void hydration_deliver(struct hydration_shard *shard, const struct hydration_eve
         hydration_count_ignored("mismatch"); /* of another type, id or tenant than was asked for */
         return;
     }
-    if (recent && recent->state == RECENT_ANSWERED_DIRECTLY && !is_direct &&
+    if (recent && recent->state == RECENT_ANSWERED_LOCALLY && !is_local &&
         recent->version == event->version) {
         recent->state = RECENT_ANSWERED; /* the bus's copy of the answer that was delivered */
         return;
     }
-    deliver_valid(shard, hash, &own, recent, is_direct);
+    deliver_valid(shard, hash, &own, recent, is_local);
 }
 
 /* ---- from other threads ---- */
@@ -178,7 +178,7 @@ void hydration_deliver(struct hydration_shard *shard, const struct hydration_eve
 /* One copy of an event for all shards that it goes to; the last of them frees it. */
 struct posted {
     struct hydration_event event; /* its texts follow the messages */
-    bool is_direct;
+    bool is_local;
     atomic_uint refs;
     struct posted_message {
         struct loop_message message;
@@ -192,7 +192,7 @@ static void on_posted(struct loop *loop, struct loop_message *message)
     struct posted_message *own = (struct posted_message *)message;
     struct posted *posted = own->posted;
     (void)loop;
-    hydration_deliver(own->shard, &posted->event, posted->is_direct);
+    hydration_deliver(own->shard, &posted->event, posted->is_local);
     if (atomic_fetch_sub(&posted->refs, 1) == 1)
         free(posted);
 }
@@ -206,7 +206,7 @@ void hydration_post(struct hydration *hydration, struct hydration_shard *asker,
 
     posted->event = *event;
     hydration_event_keep(&posted->event, (char *)&posted->messages[count]);
-    posted->is_direct = asker;
+    posted->is_local = asker;
     atomic_init(&posted->refs, count);
     for (unsigned i = 0; i < count; i++) {
         struct hydration_shard *shard = asker ? asker : hydration->shards[i];

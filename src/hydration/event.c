@@ -52,6 +52,8 @@ static enum status refuse_member(struct error *error, const char *field, const c
     return error_set_field(error, STATUS_BAD_REQUEST, field, "%s: %s", field, why);
 }
 
+_Static_assert(HYDRATION_FIELD_BYTES_MAX == 128, "a message of read_fields() has this number");
+
 static enum status read_fields(const struct json_value *value, struct arena *arena,
                                struct hydration_cover *cover, struct error *error)
 {
@@ -68,7 +70,9 @@ static enum status read_fields(const struct json_value *value, struct arena *are
         if (field.type == JSON_STRING)
             fields[count] = json_str_decode(field.raw, arena);
         if (field.type != JSON_STRING || !hydration_is_text(fields[count], HYDRATION_FIELD_BYTES_MAX))
-            return refuse_member(error, "fields", "one is not a name");
+            return refuse_member(
+                error, "fields",
+                "has an element that is not a text of 1 to 128 bytes without control characters");
     }
     cover->fields = fields;
     cover->field_count = (unsigned)str_sort(fields, count);
@@ -85,7 +89,7 @@ static enum status read_header_cover(struct str mode, struct str fields, struct 
             event->has_cover = true;
         }
     if (!event->has_cover)
-        return refuse_header(error, "hydration_mode", "is not one of its values");
+        return refuse_header(error, "hydration_mode", "is not one of the allowed values");
     if (event->cover.mode != HYDRATION_PARTIAL || fields.len == 0)
         return STATUS_OK;
     if (json_parse(fields, 1, &list, error) != STATUS_OK)
@@ -105,7 +109,7 @@ static enum status read_headers(const struct bus_header *headers, unsigned count
             if (!str_eq(headers[i].name, str_from(header_names[at])))
                 continue;
             if (values[at].ptr)
-                return refuse_header(error, header_names[at], "is there twice");
+                return refuse_header(error, header_names[at], "is given twice");
             values[at] = headers[i].value.ptr ? headers[i].value : STR("");
         }
     event->tenant = values[TENANT_ID];
@@ -122,7 +126,7 @@ static enum status read_headers(const struct bus_header *headers, unsigned count
         !hydration_is_text(event->correlation_id, HYDRATION_CORRELATION_BYTES_MAX))
         return refuse_header(error, "correlation_id", "is too long or has control characters");
     if (values[VISIBILITY].len && !str_eq(values[VISIBILITY], STR("caller")))
-        return refuse_header(error, "visibility", "can only be caller");
+        return refuse_header(error, "visibility", "must be \"caller\"");
     if (values[VERSION].len && (!str_to_i64(values[VERSION], &event->version) || event->version < 0))
         return refuse_header(error, "version", "is not a number of 0 or more");
     if (!is_question)
@@ -159,7 +163,7 @@ static enum status read_word(const struct json_value *payload, const char *name,
     for (*at = 0; words[*at] && value.type == JSON_STRING; ++*at)
         if (json_str_eq(value.raw, str_from(words[*at])))
             return STATUS_OK;
-    return refuse_member(error, name, "is not one of its values");
+    return refuse_member(error, name, "is not one of the allowed values");
 }
 
 /* The members that one kind of event has and the others do not. `fields` must be valid with any mode; only with partial it has a

@@ -55,11 +55,11 @@ extern const char *const hydration_mode_names[];
 bool hydration_is_type(struct str text);
 bool hydration_is_text(struct str text, size_t bytes_max); /* 1 to bytes_max, UTF-8, no control characters */
 
-/* Slices are the message's and the arena's. BAD_REQUEST naming what is wrong: the message is invalid. */
+/* Texts are slices of the message or in the arena. BAD_REQUEST: the message is invalid; the error names what is wrong. */
 enum status hydration_event_read(enum hydration_kind kind, struct str payload,
                                  const struct bus_header *headers, unsigned header_count, struct arena *arena,
                                  struct hydration_event *event, struct error *error) MUST_CHECK;
-/* The payload into `out`, the headers into `headers` (texts of the event and the arena); how many. */
+/* Writes the payload into `out` and the headers into `headers` (texts of the event and the arena). Returns the number of headers. */
 unsigned hydration_event_put(const struct hydration_event *event, struct arena *arena, struct buf *out,
                              struct bus_header headers[HYDRATION_EVENT_HEADERS_MAX]);
 

@@ -2,14 +2,14 @@
  *
  *   hydration_ask ─ waiters.c (the caller's loop): in memory? ─ a lookup of it under way on this loop? join ─ else a worker:
  *       ledger.c (PostgreSQL, one round trip): a copy? an absence? asked by any process? join ─ else
- *       the owner: directly where it runs in this process, else entity.unknown over the bus (wire.c)
- *       ─ owner.c looks ─ entity.updated or entity.not-found ─ bus
+ *       the owner: without the bus where it runs in this process, else entity.unknown over the bus (wire.c)
+ *       ─ owner.c reads the entity ─ entity.updated or entity.not-found ─ bus
  *       ─ every process that asks: deliver.c completes the waiters that the answer satisfies; memory.c keeps it
  *       ─ one process (shared group): ledger.c stores the copy or the absence
  *
  * A waiter holds no thread: it is a node of its lookup and a timer of its loop, and it is completed once. Each loop has its own
  * lookups, waiters and memory: there is no lock. Memory and ledger follow the owner: owners publish every change, an event with
- * an older version is ignored, and what was missed expires.
+ * an older version is ignored, and a copy whose change was missed expires.
  *
  * Visibility: an answer with `visibility: caller` is for the caller that it names alone; so is every `inaccessible`. */
 #ifndef FRESHET_HYDRATION_HYDRATION_H
@@ -43,7 +43,7 @@ struct hydration;
 /* ---- what a caller needs ---- */
 enum hydration_mode { HYDRATION_EXISTENCE, HYDRATION_PARTIAL, HYDRATION_FULL };
 
-/* How much of an entity: of a request, an answer, a copy. Fields are names of top-level members, sorted, without duplicates. */
+/* How much of an entity a request needs, or an answer or a copy contains. Fields are names of top-level members, sorted, without duplicates. */
 struct hydration_cover {
     enum hydration_mode mode;
     const struct str *fields;
@@ -73,7 +73,8 @@ struct hydration_use {
     struct hydration_policy policy;
     bool enabled;
 };
-extern const struct setting_row hydration_use_rows_on[], hydration_use_rows_off[]; /* by default */
+extern const struct setting_row hydration_use_rows_on[],
+    hydration_use_rows_off[]; /* "enabled" is true, or false, by default */
 
 /* ---- outcomes ---- */
 enum hydration_result {
@@ -106,7 +107,7 @@ enum hydration_waiter_state {
     HYDRATION_WAITER_IDLE,      /* not asked yet, completed or cancelled */
     HYDRATION_WAITER_WAITING,   /* in its lookup's list */
     HYDRATION_WAITER_LAST_READ, /* the same, shortly before its deadline: the ledger is read once more */
-    HYDRATION_WAITER_LEAVING,   /* in its shard's list, about to be called */
+    HYDRATION_WAITER_LEAVING,   /* in its shard's list; its callback has not run yet */
 };
 
 /* Embedded in the caller's memory, which stays until on_done or hydration_waiter_cancel(). The members are waiters.c's. */
@@ -148,12 +149,13 @@ enum hydration_found {
 struct hydration_entity {
     enum hydration_found found;
     struct buf *data; /* the owner appends the whole object */
-    int64_t version;  /* ascends with every change of this entity, its end included; ABSENT: 0 if unknown */
-    bool is_private;  /* only some callers of the tenant may see it */
+    int64_t
+        version; /* increases with every change of this entity, also when it is deleted; ABSENT: 0 if unknown */
+    bool is_private;        /* only some callers of the tenant may see it */
     struct str only_caller; /* is_private: the one caller that may, where the owner can name it (arena) */
     struct arena *arena;
 };
-struct hydration_ref { /* an entity of a type that is known */
+struct hydration_ref { /* an entity; the context has its type */
     struct str tenant, entity_id;
 };
 struct hydration_owner {
@@ -177,7 +179,7 @@ void hydration_provide(struct hydration *hydration, const struct hydration_owner
 enum status hydration_publish_change(struct hydration *hydration, const char *entity_type, struct str tenant,
                                      struct str entity_id, int64_t deadline_ns,
                                      struct error *error) MUST_CHECK;
-/* held[i]: does a consumer have a copy of it, take it for absent or look it up? Over NATS all are held: copies of consumers
+/* held[i]: does a consumer have a copy of it, has it recorded as absent, or is a lookup of it running? Over NATS all are held: copies of consumers
  * outside of freshet are not known. */
 enum status hydration_find_held(struct hydration *hydration, const char *entity_type,
                                 const struct hydration_ref *refs, size_t count, int64_t deadline_ns,
@@ -204,7 +206,7 @@ extern const struct setting_row hydration_setting_rows[];
 extern struct metric_family *const hydration_metrics[];  /* NULL-terminated */
 extern const struct db_migration hydration_migrations[]; /* sql/hydration; module "hydration" */
 extern const char hydration_grants[];
-/* Expired copies are kept so long: a change that is published renews them. */
+/* How long an expired copy is kept. A published change renews it. */
 #define HYDRATION_EXPIRED_COPY_MS (INT64_C(3600) * 1000)
 /* For the kernel's retention (kernel/store.h): $1 = how many rows may stay (bigint), $2 = how many go at once (int). */
 extern const char hydration_absences_cleanup_sql[], hydration_copies_cleanup_sql[],
@@ -215,7 +217,7 @@ struct hydration_config {
     struct worker_pool *workers; /* of the store */
     struct db_pool *pool;        /* the store's */
     const struct hydration_settings *settings;
-    bool is_plain; /* the bus of events is NATS: plain subjects */
+    bool is_plain; /* the bus of events is NATS: questions and answers are plain messages */
 };
 struct hydration *hydration_create(const struct hydration_config *config);
 /* Home loop, before bus_start(): subscribes. `consumes`: modules of this process ask; else they only answer. */

@@ -29,11 +29,11 @@ enum {
     HYDRATION_TENANT_MAX = 2048,  /* of these, for one tenant */
     HYDRATION_TYPE_MAX = 1024,    /* of these, of one entity type */
     HYDRATION_JOBS_MAX = 4,       /* of a shard at once: the workers are shared */
-    HYDRATION_RECENT_MAX = 1024,  /* questions that late answers are recognized by */
-    /* Least time between two ledger reads of a lookup, and most time for the last read of a waiter. */
+    HYDRATION_RECENT_MAX = 1024,  /* recent questions of a shard, by which it recognizes late answers */
+    /* Minimum interval between two ledger reads of a lookup, and maximum duration of a waiter's last read. */
     HYDRATION_REREAD_MS = 50,
     HYDRATION_MEMORY_MS = 5000, /* memory serves an entry at most so long; then the ledger is read again */
-    HYDRATION_OWNER_MS = 5000,  /* how long an owner may look */
+    HYDRATION_OWNER_MS = 5000,  /* time limit for an owner to read an entity */
     HYDRATION_PARALLEL = 2,     /* questions of a type that are answered at once */
     HYDRATION_ARENA_BYTES = 4096,
 };
@@ -41,8 +41,9 @@ enum {
 /* ---- cover.c ---- */
 uint64_t hydration_entity_hash(struct str tenant, struct str entity_type, struct str entity_id);
 bool hydration_cover_equal(const struct hydration_cover *a, const struct hydration_cover *b);
-/* Copies for one block of memory: its size, and the texts into it. Fields come first: a block is aligned. */
-struct str hydration_text_keep(struct str text, char **at); /* to *at, which moves on */
+/* Copies of a need or an event in one block of memory: ..._bytes() is its size, ..._keep() copies the texts into it and points to the
+ * copies. Fields come first, because the block is aligned for them. */
+struct str hydration_text_keep(struct str text, char **at); /* copies to *at and advances it */
 size_t hydration_need_bytes(const struct hydration_need *need);
 void hydration_need_keep(struct hydration_need *need, char *at);
 size_t hydration_event_bytes(const struct hydration_event *event);
@@ -56,8 +57,9 @@ bool hydration_event_includes(const struct hydration_event *event, const struct 
  *   hydration.absences  (tenant, type, id, subject): version, reason, until                               negative cache
  *   hydration.flights   (tenant, type, id, subject): window, asked, covers, correlation ids, versions     request collapse
  *
- * `subject` is the caller; '' stands for every caller. One call finds a copy or begins a flight; one call, in the transaction of the shared group, stores events. Nothing here has to
- * survive a crash of PostgreSQL: commits do not wait for the disk, and flights and absences are unlogged. */
+ * `subject` is the caller; '' stands for every caller. One call finds a copy or begins a flight; one call, in the transaction of the
+ * shared group, stores events. Nothing here has to survive a crash of PostgreSQL: commits do not wait for the disk, and flights and
+ * absences are unlogged. */
 enum hydration_finding_kind {
     HYDRATION_LEDGER_COPY,
     HYDRATION_LEDGER_ABSENT,
@@ -70,8 +72,8 @@ struct hydration_finding {
     /* COPY, ABSENT: as if it arrived from the bus. ASK: its cover is to be asked for. ASK, JOIN: data, module, caller and version of
      * a stale copy (too old or too narrow), if there is one. Texts are the need's and the arena's. */
     struct hydration_event event;
-    int64_t ttl_ms; /* COPY, ABSENT: how long it serves still; ASK, JOIN: rest of the window */
-    /* COPY, ABSENT: not before this the question began that it answers; 0: it is not known. */
+    int64_t ttl_ms; /* COPY, ABSENT: how long it is still valid; ASK, JOIN: rest of the window */
+    /* COPY, ABSENT: the earliest time at which the question that it answers was asked; 0: unknown. */
     int64_t asked_ns;
 };
 
@@ -99,8 +101,8 @@ struct hydration_known_entity { /* borrowed until the memory is next written */
     /* True: the outcome is a copy that is wide enough, or an absence. False: it has a stale copy (too narrow or too old), or no data. */
     bool serves;
     struct hydration_outcome outcome; /* with data that is not cut */
-    bool is_private;                  /* an event of it was for single callers */
-    bool was_received; /* an event of it arrived without a lookup: the ledger has it, or soon will */
+    bool is_private;                  /* an event of this entity was for one caller */
+    bool was_received; /* an event of it arrived without a lookup: the ledger has it, or will have it soon */
 };
 struct hydration_memory {
     struct map entries;                          /* by the entity's hash */
@@ -112,9 +114,10 @@ void hydration_memory_deinit(struct hydration_memory *memory);
 /* Allocates nothing. */
 struct hydration_known_entity hydration_memory_find(const struct hydration_memory *memory,
                                                     const struct hydration_need *need, int64_t now_ns);
-/* Keeps an event of the bus or a row of the ledger for `ttl_ms`. False: a newer version is known, ignore it. Not `is_wanted`: no
- * lookup needs it, so a current copy is renewed, and otherwise only the version is kept. `asked_ns`: not before this the question began
- * that it answers, 0 if that is not known; an answer to a question that began after everything known here is newer than that. */
+/* Keeps an event of the bus or a row of the ledger for `ttl_ms`. False: a newer version is known, ignore it.
+ * `is_wanted` false: no lookup needs it; a current copy is renewed, otherwise only the version is kept. `asked_ns`: the earliest time at
+ * which its question was asked, 0 if unknown. If that is later than everything stored here about the entity, the answer is newer,
+ * whatever its version. */
 bool hydration_memory_store(struct hydration_memory *memory, const struct hydration_event *event,
                             bool is_wanted, int64_t ttl_ms, int64_t asked_ns, int64_t now_ns);
 
@@ -134,7 +137,7 @@ enum hydration_job_kind {
     LOOKUP_LAST_READ, /* read the ledger only */
 };
 
-/* A worker uses it while its lookup is RUNNING, except `is_answered`, which is always the loop's. */
+/* A worker uses it while its lookup is RUNNING, except `is_answered`, which only the loop uses. */
 struct hydration_lookup_job {
     struct worker_job worker;
     enum hydration_job_kind kind;
@@ -144,7 +147,7 @@ struct hydration_lookup_job {
     int64_t deadline_ns, waits_until_ns; /* of the job; of the last waiter */
     struct hydration_finding finding;
     bool granted;              /* RETRY */
-    enum status status, asked; /* of the ledger, of the question */
+    enum status status, asked; /* results of the ledger call and of sending the question */
     struct error error;
     bool is_answered; /* an answer for this lookup arrived while the job was queued or ran */
 };
@@ -162,8 +165,8 @@ struct hydration_lookup {
     struct loop_timer timer;         /* WAITING: the sooner of the next two */
     int64_t retry_at_ns, find_at_ns; /* CLOCK_NEVER: not due */
     int64_t read_ns;                 /* when the last job that reads the ledger began */
-    /* After an event that was not enough: the pause before the ledger is read again, since it may not have stored that event yet. It
-     * doubles; 0: nothing is missing in the ledger. */
+    /* Pause before the next ledger read, after an event that did not satisfy a waiter (the ledger may not have stored it yet).
+     * Doubles; 0: not used. */
     int64_t lag_ms;
     struct { /* the question of this lookup */
         char correlation_id[UUID_TEXT_BYTES];
@@ -188,24 +191,25 @@ struct hydration_lookup *hydration_lookup_open(struct hydration_shard *shard, ui
                                                const struct hydration_policy *policy);
 /* Queues a job, if the lookup is WAITING; jobs start when the tick ends. */
 void hydration_lookup_start(struct hydration_lookup *lookup, enum hydration_job_kind kind);
-/* Reads the ledger again soon: an event that arrived was not enough, or the ledger lags. */
-void hydration_lookup_again(struct hydration_lookup *lookup);
-/* The same, if it has waiters and no such plan. */
-void hydration_lookup_go_on(struct hydration_lookup *lookup);
+/* Reads the ledger again soon: an event did not satisfy a waiter, or the ledger has not stored it yet. */
+void hydration_lookup_reread_soon(struct hydration_lookup *lookup);
+/* The same, if it has waiters and no read is scheduled. */
+void hydration_lookup_reread_if_idle(struct hydration_lookup *lookup);
 /* An answer for it arrived: no retry is due. */
 void hydration_lookup_answered(struct hydration_lookup *lookup);
+/* Is this the id of the question that the lookup asked, or of its current job? */
 bool hydration_lookup_is_own(const struct hydration_lookup *lookup, struct str correlation_id);
 void hydration_lookup_end_unused(struct hydration_lookup *lookup); /* if it has no waiters and no retry */
 void hydration_lookups_stop(struct hydration_shard *shard);
 
 /* ---- waiters.c ---- */
 /* A recent question of this shard, found by a hash of its correlation id. With it the shard recognizes late, repeated and wrong
- * answers, and the bus's copy of an answer that was delivered directly. */
+ * answers, and the bus's copy of an answer that was delivered locally. */
 struct hydration_recent {
     uint64_t correlation, entity;
     int64_t asked_ns;
     int64_t version; /* of the last answer: a retry over the bus may be answered with another one */
-    enum { RECENT_ASKED, RECENT_ANSWERED_DIRECTLY, RECENT_ANSWERED } state;
+    enum { RECENT_ASKED, RECENT_ANSWERED_LOCALLY, RECENT_ANSWERED } state;
 };
 
 struct hydration_shard {
@@ -214,7 +218,7 @@ struct hydration_shard {
     struct hydration_memory memory;
     struct map lookups;
     size_t lookup_bytes;
-    TAILQ_HEAD(, hydration_waiter) leaving; /* out of their lookups, their callbacks are due */
+    TAILQ_HEAD(, hydration_waiter) leaving; /* removed from their lookups; their callbacks have not run yet */
     size_t waiter_count, background_count;
     struct turns turns;    /* of lookups that are QUEUED */
     struct loop_tick tick; /* starts jobs */
@@ -241,12 +245,12 @@ void hydration_waiters_call(struct hydration_shard *shard);
 void hydration_waiters_fail(struct hydration_lookup *lookup);
 
 /* ---- deliver.c: on the shard's loop ---- */
-/* An event. `is_direct`: from an owner of this process; the bus carries it too. */
-void hydration_deliver(struct hydration_shard *shard, const struct hydration_event *event, bool is_direct);
+/* An event. `is_local`: from an owner of this process, without the bus; the bus delivers it a second time. */
+void hydration_deliver(struct hydration_shard *shard, const struct hydration_event *event, bool is_local);
 /* A row of the ledger. False: a newer version is known here. */
 bool hydration_deliver_ledger(struct hydration_shard *shard, const struct hydration_finding *finding);
 void hydration_recent_add(struct hydration_lookup *lookup); /* its correlation id is about to be used */
-/* From any thread: delivers an event on the loops. `asker`: only to this shard, which asked the owner directly. NULL: to every shard, as
+/* From any thread: delivers an event on the loops. `asker`: only to this shard, which asked an owner of this process. NULL: to every shard, as
  * the bus does. */
 void hydration_post(struct hydration *hydration, struct hydration_shard *asker,
                     const struct hydration_event *event);
@@ -256,7 +260,7 @@ struct hydration_owner_slot {
     struct hydration *hydration;
     struct hydration_owner row;
     char group[sizeof "entity-" + HYDRATION_TYPE_BYTES_MAX]; /* of processes with this owner */
-    atomic_llong asked_until_ns; /* until then an entity that was asked for here may be held */
+    atomic_llong asked_until_ns; /* until then a consumer may hold an entity that it asked for here */
     struct task *answering[HYDRATION_PARALLEL];
     pthread_mutex_t lock; /* for what follows */
     struct turns turns;   /* of waiting questions */
@@ -267,7 +271,7 @@ struct hydration_owner_slot *hydration_owner_find(struct hydration *hydration, s
 enum status hydration_owner_follow(struct hydration_owner_slot *slot, struct bus *events,
                                    struct error *error) MUST_CHECK; /* its topic, if it has one */
 /* Any thread, never blocks. The question is borrowed. It is answered, or dropped and counted: then its lookup asks again.
- * `asker`: the shard that asked directly, which gets the answer without the bus too; NULL: it came over the bus. */
+ * `asker`: the shard of this process that asked, which gets the answer also without the bus; NULL: the question came over the bus. */
 void hydration_owner_ask(struct hydration_owner_slot *slot, const struct hydration_event *question,
                          struct hydration_shard *asker);
 void hydration_owner_close(struct hydration_owner_slot *slot); /* waits for running answers */
@@ -303,7 +307,7 @@ static inline bool hydration_may_log(atomic_llong *logged_ns)
 
 /* ---- metrics.c (H7): any thread; takes no lock after the first call on a thread ---- */
 void hydration_metrics_register(void); /* before the rest; main thread */
-/* Updated, not-found, timeout, unavailable. */
+/* "updated", "not-found", "timeout", "unavailable" */
 const char *hydration_result_name(enum hydration_result result);
 void hydration_count_outcome(const struct hydration_policy *policy, const struct hydration_outcome *outcome,
                              int64_t begun_ns, int64_t now_ns);

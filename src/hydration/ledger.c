@@ -27,7 +27,7 @@ static struct str put_fields(struct buf *out, const struct str *fields, unsigned
 
 /* ---- lookups ---- */
 
-/* Reads are by primary key; concurrent calls for one entity wait for its flight row alone. */
+/* Reads are by primary key; concurrent calls for one entity wait only for its flight row. */
 #define ASKED_MS_AGO(table)                                                                     \
     "(select hydration.milliseconds(clock_timestamp() - t.asked_at) from hydration." table " t" \
     " where t.tenant_id = $1 and t.entity_type = $2 and t.entity_id = $3 and t.subject = c.subject)"
@@ -142,7 +142,7 @@ enum {
     EVENT_COLUMNS
 };
 
-/* An array inside an array of texts. */
+/* Adds an array of texts as one element of a column. */
 static void put_nested(struct buf *column, const struct str *fields, unsigned count)
 {
     struct buf array = {0};

@@ -46,7 +46,7 @@ static void move_lookup(struct hydration_lookup *lookup, enum hydration_lookup_s
 
 /* ---- life ---- */
 
-/* The lookups of all shards together take at most the share of hydration. */
+/* The lookups of all shards together take at most hydration's share of the memory budget. */
 static bool has_memory(const struct hydration_shard *shard, size_t bytes)
 {
     size_t max = budget_share(BUDGET_HYDRATION) / loop_group_count(shard->hydration->config.loops);
@@ -136,7 +136,7 @@ void hydration_lookup_answered(struct hydration_lookup *lookup)
     arm_timer(lookup);
 }
 
-/* ---- when ---- */
+/* ---- timers ---- */
 
 static void on_lookup_due(struct loop_timer *timer)
 {
@@ -162,7 +162,7 @@ static void find_at(struct hydration_lookup *lookup, int64_t at_ns)
         lookup->find_at_ns = at_ns;
 }
 
-void hydration_lookup_again(struct hydration_lookup *lookup)
+void hydration_lookup_reread_soon(struct hydration_lookup *lookup)
 {
     int64_t now_ns = loop_now_ns(lookup->shard->loop),
             spaced_ns = lookup->read_ns + HYDRATION_REREAD_MS * CLOCK_NS_PER_MS;
@@ -171,17 +171,17 @@ void hydration_lookup_again(struct hydration_lookup *lookup)
     arm_timer(lookup);
 }
 
-/* A lookup that is kept for its retry alone does not read the ledger: it does again for waiters that join it. */
-void hydration_lookup_go_on(struct hydration_lookup *lookup)
+/* A lookup that exists only for its retry does not read the ledger until a waiter joins it. */
+void hydration_lookup_reread_if_idle(struct hydration_lookup *lookup)
 {
     if (lookup->state == LOOKUP_WAITING && !TAILQ_EMPTY(&lookup->waiters) &&
         lookup->find_at_ns == CLOCK_NEVER)
-        hydration_lookup_again(lookup);
+        hydration_lookup_reread_soon(lookup);
 }
 
 /* ---- the job, on a worker ---- */
 
-/* An owner in this process is asked directly. A retry goes over the bus: another process that runs the owner may answer it. */
+/* An owner in this process is asked without the bus. A retry goes over the bus: another process that runs the owner may answer it. */
 static void ask_owner(struct hydration_lookup *lookup, const struct hydration_cover *cover)
 {
     struct hydration_lookup_job *job = &lookup->job;
@@ -246,10 +246,10 @@ static void take_finding(struct hydration_lookup *lookup)
 
     if (finding->kind == HYDRATION_LEDGER_COPY || finding->kind == HYDRATION_LEDGER_ABSENT) {
         if (!hydration_deliver_ledger(lookup->shard, finding))
-            hydration_lookup_again(lookup); /* the ledger is about to store what arrived here */
+            hydration_lookup_reread_soon(lookup); /* memory is newer: the ledger will store that event soon */
         return;
     }
-    /* Copied out of the job that found it: the next job may still run when a caller's time is up. */
+    /* The stale copy is copied out of the job, because the next job may be running when a waiter times out. */
     const struct hydration_event *found = &finding->event;
     free(lookup->stale.block);
     lookup->stale.block = NULL;
@@ -264,7 +264,7 @@ static void take_finding(struct hydration_lookup *lookup)
     if (job->kind == LOOKUP_LAST_READ)
         return;
     if (finding->kind == HYDRATION_LEDGER_ASK) {
-        /* A question that could not be sent is like one that was lost: the retry is for both. */
+        /* A question that could not be sent is treated as lost: the retry sends it again. */
         memcpy(lookup->question.correlation_id, job->correlation_id, sizeof job->correlation_id);
         free(lookup->question.caller);
         lookup->question.caller = str_dup(job->need.caller);
@@ -313,7 +313,7 @@ static void on_job_done(struct worker_job *worker)
             find_at(lookup, ns_from_now(lookup, lookup->policy.in_flight_window_ms));
     }
     move_lookup(lookup, LOOKUP_WAITING);
-    hydration_lookup_go_on(lookup); /* for waiters that joined in a callback */
+    hydration_lookup_reread_if_idle(lookup); /* for waiters that joined in a callback */
     hydration_lookup_end_unused(lookup);
     hydration_waiters_call(shard);
     if (shard->turns.queued > 0)
@@ -377,7 +377,7 @@ static void start_jobs(struct loop_tick *tick)
         /* While it was QUEUED, its waiters may have left, and its retry may have been answered. */
         if (lookup->job.kind == LOOKUP_RETRY ? lookup->job.is_answered : TAILQ_EMPTY(&lookup->waiters)) {
             move_lookup(lookup, LOOKUP_WAITING);
-            hydration_lookup_go_on(lookup);
+            hydration_lookup_reread_if_idle(lookup);
             hydration_lookup_end_unused(lookup);
             continue;
         }

@@ -112,7 +112,7 @@ struct hydration_known_entity hydration_memory_find(const struct hydration_memor
 /* ---- storing ---- */
 
 /* An older version is outdated. Of the same version a copy counts more than a not-found, unless they are for different callers;
- * without versions (0) as long as the copy serves. */
+ * if both versions are 0, while the copy is valid. */
 static bool is_outdated(const struct hydration_event *event, const struct hydration_memory_entry *entry,
                         int64_t now_ns)
 {
@@ -132,7 +132,7 @@ static bool is_same_view(const struct hydration_event *event, const struct hydra
            str_eq(entry->event.caller, event->is_private ? event->caller : STR_NONE);
 }
 
-/* The same version with a wider cover is kept instead of the event. */
+/* Does the entry have the same version with a wider cover? Then it is kept instead of the event. */
 static bool is_wider(const struct hydration_memory_entry *entry, const struct hydration_event *event,
                      int64_t now_ns)
 {
@@ -187,7 +187,8 @@ static void add_entry(struct hydration_memory *memory, uint64_t hash, struct hyd
     make_room(memory, now_ns);
 }
 
-/* The owner looked after it had published everything that is known here. If its answer has a lower version, its history was lost. */
+/* The owner read the entity after it had published everything that is stored here. If its answer has a lower version, the owner has
+ * lost commits. */
 static bool is_asked_after_all(const struct hydration_memory *memory, uint64_t hash,
                                const struct hydration_event *event, int64_t asked_ns)
 {
@@ -222,7 +223,7 @@ bool hydration_memory_store(struct hydration_memory *memory, const struct hydrat
     for (node = map_first(&memory->entries, hash);
          (at = entry_of(node, event->tenant, event->entity_type, event->entity_id)) != NULL;) {
         node = map_match(at->node.next, hash);
-        /* What other callers of a private entity have in the same version stays. */
+        /* Entries of other callers with the same version are kept. */
         bool is_of_others = event->is_private && event->caller.len > 0 &&
                             at->event.version == event->version && !str_eq(at->event.caller, event->caller) &&
                             (at->event.is_private || event->kind == HYDRATION_EVENT_NOT_FOUND);

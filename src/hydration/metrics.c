@@ -18,8 +18,8 @@ FAMILY(collapsed, METRIC_COUNTER, "hydration_collapsed_total",
 FAMILY(timeouts, METRIC_COUNTER, "hydration_timeouts_total", "Lookups that ended without an answer in time.",
        "consumer");
 FAMILY(unknowns, METRIC_COUNTER, "hydration_unknowns_total",
-       "Questions to owners (entity.unknown), direct or over the bus: first ones and retries.", "consumer",
-       "try");
+       "Questions to owners (entity.unknown), in this process or over the bus: first ones and retries.",
+       "consumer", "try");
 FAMILY(ignored, METRIC_COUNTER, "hydration_ignored_total", "Events without effect, by reason.", "reason");
 FAMILY(waiting, METRIC_GAUGE, "hydration_waiters",
        "Callers that wait for an answer, including deferred ones.", NULL);

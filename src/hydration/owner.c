@@ -23,7 +23,7 @@
 enum {
     FOLLOWED_AT_ONCE = 100,
     ANSWERS_MAX = 16,
-    QUICK_MS = 5, /* an answer waits so long for others that are published with it */
+    QUICK_MS = 5, /* longest wait of an answer for others, to be published together */
     QUESTIONS_MAX = HYDRATION_LOOKUPS_MAX,
     QUESTIONS_OF_TENANT_MAX = HYDRATION_TYPE_MAX,
 };
@@ -45,7 +45,7 @@ static void free_question(struct question *question)
     free(question);
 }
 
-/* A look at one entity, and the event that is made of it. */
+/* One read of an entity, and the event that is made of it. */
 struct look {
     struct question *question; /* NULL: for a change */
     struct hydration_need need;
@@ -130,7 +130,7 @@ void hydration_owner_ask(struct hydration_owner_slot *slot, const struct hydrati
     turns_put(&slot->turns, tenant, &question->turn);
     unsigned next = slot->busy < HYDRATION_PARALLEL ? slot->busy : 0;
     pthread_mutex_unlock(&slot->lock);
-    for (unsigned i = 0; i <= next; i++) /* one may be busy with a look that takes long */
+    for (unsigned i = 0; i <= next; i++) /* one may be busy with a slow read */
         task_wake(slot->answering[i]);
     if (dropped)
         drop_question(dropped);
@@ -189,7 +189,7 @@ static void log_unanswered(struct hydration *hydration, const struct hydration_e
                  LOG_ERROR_FIELDS(error));
 }
 
-/* Looks one up. A shard that asked directly gets the answer at once. */
+/* Answers one question. If a shard of this process asked it, that shard gets the answer at once. */
 static bool answer_one(struct hydration_owner_slot *slot, struct question *asked, struct look *look)
 {
     struct hydration *hydration = slot->hydration;
@@ -230,7 +230,8 @@ static void answer_some(struct hydration_owner_slot *slot)
 
     do {
         question = take_question(slot);
-        /* An answer to another process is sent before the next look, which may take long; an asker here has its answer. */
+        /* An answer to another process is sent before the next look, which may take long; a shard of this process already has its
+         * answer. */
         goes_on = question && question->asker;
         if (question && answer_one(slot, question, &looks[count])) {
             answers[count] = looks[count].event;
@@ -407,7 +408,7 @@ static void on_gap(void *context, unsigned partition, int64_t offset, int64_t ne
         slot->row.on_gap(slot->row.context, partition, offset);
 }
 
-/* From now on: every copy was looked up after this group began, so that it has all earlier changes. */
+/* BUS_FROM_NOW is enough: every copy was read after this group began and contains all earlier changes. */
 enum status hydration_owner_follow(struct hydration_owner_slot *slot, struct bus *events, struct error *error)
 {
     if (!slot->row.topic)

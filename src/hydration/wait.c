@@ -11,7 +11,7 @@
 #include "hydration/inside.h"
 
 enum {
-    SLACK_MS = 1000, /* after the timeout: then a loop hangs */
+    SLACK_MS = 1000, /* after the timeout the thread waits this much longer; then a loop hangs or has ended */
 };
 
 struct waiting {
@@ -19,7 +19,7 @@ struct waiting {
     struct hydration_waiter waiter;
     struct batch *batch;
     struct hydration_need need;       /* of the batch's arena */
-    struct hydration_outcome outcome; /* the loop's until all are done */
+    struct hydration_outcome outcome; /* written by the loop, read by the thread when all are done */
     struct buf text;                  /* of the outcome: its data and its source_module */
 };
 

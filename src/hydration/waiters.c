@@ -9,6 +9,7 @@
  *
  * A callback may ask, cancel and free. So waiters that leave are moved to a list of the shard first, and their callbacks run when
  * all of them are there and unused lookups have ended. */
+#include <assert.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -81,7 +82,7 @@ static void log_outcome(const struct hydration_need *need, const struct hydratio
                          LOG_STR("traceId", trace_id_text(&need->trace, trace_id))));
 }
 
-/* `data` cut to the need: a slice of it, a literal, or in `out`. */
+/* Returns `data` cut to the need: `data` itself, a literal, or a text in `out`. */
 static struct str cut_data(const struct hydration_cover *cover, struct str data, struct buf *out)
 {
     if (cover->mode == HYDRATION_FULL || !data.len)
@@ -102,6 +103,20 @@ static void complete_now(struct hydration_waiter *waiter, const struct hydration
     waiter->on_done(waiter, outcome);
 }
 
+/* The only place that changes the state. */
+static void move_waiter(struct hydration_waiter *waiter, enum hydration_waiter_state to)
+{
+    static const unsigned allowed[] = {
+        [HYDRATION_WAITER_IDLE] = 1u << HYDRATION_WAITER_WAITING,
+        [HYDRATION_WAITER_WAITING] =
+            1u << HYDRATION_WAITER_LAST_READ | 1u << HYDRATION_WAITER_LEAVING | 1u << HYDRATION_WAITER_IDLE,
+        [HYDRATION_WAITER_LAST_READ] = 1u << HYDRATION_WAITER_LEAVING | 1u << HYDRATION_WAITER_IDLE,
+        [HYDRATION_WAITER_LEAVING] = 1u << HYDRATION_WAITER_IDLE,
+    };
+    assert(allowed[waiter->state] & 1u << to);
+    waiter->state = to;
+}
+
 /* ---- beginning a wait ---- */
 
 static void on_waiter_due(struct loop_timer *timer);
@@ -116,7 +131,7 @@ static int64_t last_read_ns(const struct hydration_waiter *waiter)
 static void start_waiting(struct hydration_waiter *waiter, struct str caller)
 {
     struct hydration_shard *shard = waiter->shard;
-    waiter->state = HYDRATION_WAITER_WAITING;
+    move_waiter(waiter, HYDRATION_WAITER_WAITING);
     waiter->caller = str_of(str_dup(caller), caller.len);
     loop_timer_start(shard->loop, &waiter->timer, waiter->deadline_ns - last_read_ns(waiter), on_waiter_due);
     shard->waiter_count++;
@@ -124,9 +139,10 @@ static void start_waiting(struct hydration_waiter *waiter, struct str caller)
     hydration_count_waiters(1);
 }
 
-static void stop_waiting(struct hydration_waiter *waiter)
+/* `to`: IDLE, or LEAVING with a callback to come. */
+static void stop_waiting(struct hydration_waiter *waiter, enum hydration_waiter_state to)
 {
-    waiter->state = HYDRATION_WAITER_IDLE;
+    move_waiter(waiter, to);
     loop_timer_stop(waiter->shard->loop, &waiter->timer);
     free((char *)waiter->caller.ptr);
     waiter->caller = STR_NONE;
@@ -162,12 +178,12 @@ bool hydration_waiter_join(struct hydration_waiter *waiter, const struct hydrati
     TAILQ_INSERT_TAIL(&lookup->waiters, waiter, link);
     if (!waiter->has_joined)
         hydration_lookup_start(lookup, LOOKUP_FIND);
-    hydration_lookup_go_on(lookup);
+    hydration_lookup_reread_if_idle(lookup);
     return true;
 }
 
-/* Memory is read and the waiter registered in one turn of the loop, and the ledger after that: an event that arrives at any moment
- * finds one or the other. */
+/* Memory is read and the waiter registered in one turn of the loop, and the ledger after that, so no event is missed: it is in memory
+ * already, or it finds the waiter. */
 void hydration_ask(struct hydration *hydration, const struct hydration_policy *policy,
                    const struct hydration_need *need, bool defers, struct loop *loop,
                    struct hydration_waiter *waiter, hydration_done_fn *on_done)
@@ -200,9 +216,10 @@ void hydration_ask(struct hydration *hydration, const struct hydration_policy *p
     waiter->trace = own.trace;
     start_waiting(waiter, need->caller);
     if (!hydration_waiter_join(waiter, &own, known.is_private ? need->caller : STR_NONE)) {
-        stop_waiting(waiter);
+        stop_waiting(waiter, HYDRATION_WAITER_IDLE);
         complete_now(waiter, need, &refused);
     } else if (known.is_private || known.was_received || known.outcome.data.len) {
+        /* An event arrived that the ledger may not have stored yet. */
         waiter->lookup->lag_ms = HYDRATION_REREAD_MS;
     }
 }
@@ -215,11 +232,11 @@ void hydration_waiter_cancel(struct hydration_waiter *waiter)
         return;
     if (waiter->state == HYDRATION_WAITER_LEAVING) {
         TAILQ_REMOVE(&waiter->shard->leaving, waiter, link);
-        waiter->state = HYDRATION_WAITER_IDLE;
+        move_waiter(waiter, HYDRATION_WAITER_IDLE);
         return;
     }
     TAILQ_REMOVE(&waiter->lookup->waiters, waiter, link);
-    stop_waiting(waiter);
+    stop_waiting(waiter, HYDRATION_WAITER_IDLE);
     hydration_lookup_end_unused(waiter->lookup);
 }
 
@@ -259,8 +276,7 @@ void hydration_waiter_leave(struct hydration_waiter *waiter, const struct hydrat
                     &own);
     }
     TAILQ_REMOVE(&waiter->lookup->waiters, waiter, link);
-    stop_waiting(waiter);
-    waiter->state = HYDRATION_WAITER_LEAVING;
+    stop_waiting(waiter, HYDRATION_WAITER_LEAVING);
     waiter->outcome = outcome;
     TAILQ_INSERT_TAIL(&waiter->shard->leaving, waiter, link);
 }
@@ -278,7 +294,7 @@ void hydration_waiters_call(struct hydration_shard *shard)
     while ((waiter = TAILQ_FIRST(&shard->leaving)) != NULL) {
         struct hydration_outcome outcome = *waiter->outcome;
         TAILQ_REMOVE(&shard->leaving, waiter, link);
-        waiter->state = HYDRATION_WAITER_IDLE;
+        move_waiter(waiter, HYDRATION_WAITER_IDLE);
         if (waiter->lookup != cut_for || waiter->outcome != cut_of)
             data = cut_data(&waiter->lookup->need.cover, outcome.data, &part);
         cut_for = waiter->lookup;
@@ -355,7 +371,7 @@ static void on_waiter_due(struct loop_timer *timer)
     int64_t now_ns = loop_now_ns(shard->loop);
 
     if (waiter->state != HYDRATION_WAITER_LAST_READ) {
-        waiter->state = HYDRATION_WAITER_LAST_READ;
+        move_waiter(waiter, HYDRATION_WAITER_LAST_READ);
         loop_timer_start(shard->loop, &waiter->timer, waiter->deadline_ns, on_waiter_due);
         if (now_ns - lookup->read_ns >= 2 * last_read_ns(waiter))
             hydration_lookup_start(lookup, LOOKUP_LAST_READ);

@@ -124,8 +124,9 @@ static void on_bus_questions(void *context, struct bus_batch *batch)
 
 static void on_plain_question(void *context, const struct bus_message *message)
 {
-    struct bus_verdict not_needed = {0};
-    on_bus_questions(context, &(struct bus_batch){.messages = message, .count = 1, .verdicts = &not_needed});
+    struct bus_verdict ignored_verdict = {0};
+    on_bus_questions(context,
+                     &(struct bus_batch){.messages = message, .count = 1, .verdicts = &ignored_verdict});
 }
 
 /* By the key, TENANT/TYPE/ID: only the owner of the type wakes up. */
@@ -160,7 +161,7 @@ static void on_plain_event(void *context, const struct bus_message *message)
     on_bus_events(context, &(struct bus_batch){.messages = message, .count = 1});
 }
 
-/* ---- answers and changes, in one process of all ---- */
+/* ---- answers and changes, stored by one process of the group ---- */
 
 static void on_stored_events(void *context, struct bus_batch *batch)
 {
@@ -193,20 +194,21 @@ static enum status subscribe_owner(struct hydration_owner_slot *slot, struct bus
     const char *topic = hydration_topics[HYDRATION_EVENT_UNKNOWN];
     if (slot->hydration->config.is_plain)
         return bus_nats_listen(bus, topic, slot->row.entity_type, on_plain_question, slot, error);
-    return bus_subscribe(bus,
-                         &(struct bus_subscription){
-                             .topic = topic,
-                             .group = slot->group,
-                             .mode = BUS_SHARED,
-                             .from = BUS_FROM_NOW, /* lookups from before this owner have ended */
-                             .batch_max = QUESTIONS_AT_ONCE,
-                             .wakes = wakes_owner,
-                             .relaxed = true, /* as the question is: both are lost, or neither */
-                             .parallel = HYDRATION_PARALLEL,
-                             .context = slot,
-                             .handler = on_bus_questions,
-                         },
-                         error);
+    return bus_subscribe(
+        bus,
+        &(struct bus_subscription){
+            .topic = topic,
+            .group = slot->group,
+            .mode = BUS_SHARED,
+            .from = BUS_FROM_NOW, /* lookups that began before this owner started have ended */
+            .batch_max = QUESTIONS_AT_ONCE,
+            .wakes = wakes_owner,
+            .relaxed = true, /* as the question is: both are lost, or neither */
+            .parallel = HYDRATION_PARALLEL,
+            .context = slot,
+            .handler = on_bus_questions,
+        },
+        error);
 }
 
 static enum status subscribe_events(struct hydration *hydration, struct bus *bus, const char *topic,
