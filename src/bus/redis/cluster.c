@@ -224,10 +224,15 @@ static void request_redirect(struct redis_node *node, struct redis_request *requ
         memcpy(redirect->to.host, node->address.host, sizeof redirect->to.host);
     struct redis_node *next = !cluster->config->cluster ? NULL : cluster_node(cluster, &redirect->to);
     if (!next || ++request->sends >= SENDS_MAX) {
-        error_set(&error, STATUS_DB_DOWN, "%s",
-                  !cluster->config->cluster
-                      ? "redis.mode is single, but the node is part of a cluster: set it to cluster"
-                      : "redirected too often");
+        if (!cluster->config->cluster)
+            error_set(&error, STATUS_DB_DOWN,
+                      "redis.mode is single, but the node is part of a cluster: set it to cluster");
+        else if (!next)
+            error_set(&error, STATUS_DB_DOWN, "the cluster has more than %d nodes", NODES_MAX);
+        else
+            error_set(&error, STATUS_DB_DOWN,
+                      "the request was sent %d times and redirected again: check the cluster's slots",
+                      SENDS_MAX);
         request_finish(cluster, request, &error);
         return;
     }

@@ -25,7 +25,7 @@
 #include "loop/task.h"
 
 /* ---- reply.c: the protocol without sockets ----
- * hiredis reads replies and formats commands; here is also what replies mean. A reply lives in the caller's arena; one that is larger
+ * hiredis reads replies and formats commands; this file also interprets the replies. A reply lives in the caller's arena; one that is larger
  * than the caller's limit is an error, so that a server cannot make us allocate more. */
 enum redis_kind { REDIS_NIL, REDIS_TEXT, REDIS_ERROR, REDIS_INTEGER, REDIS_ARRAY };
 
@@ -96,7 +96,7 @@ struct redis_address {
 };
 /* HOST:PORT; the last colon counts, so that an IPv6 address needs no brackets (and may have them). */
 bool redis_address_parse(struct str text, struct redis_address *address);
-/* A node of CLUSTER SLOTS: [host, port, …]. One without a host is at the host that was asked. */
+/* A node of CLUSTER SLOTS: [host, port, …]. A node without a host has the host that was asked. */
 bool redis_address_of_node(const struct redis_reply *node, const struct redis_address *asked,
                            struct redis_address *address);
 
@@ -154,7 +154,7 @@ void redis_link_init(struct redis_link *link, struct loop *loop, const struct re
 void redis_link_deinit(struct redis_link *link);
 enum status redis_link_open(struct redis_link *link, const struct redis_address *address,
                             struct error *error) MUST_CHECK;
-void redis_link_send(struct redis_link *link, struct str commands); /* not to a closed one */
+void redis_link_send(struct redis_link *link, struct str commands); /* the link is not CLOSED */
 void redis_link_close(struct redis_link *link);
 
 static inline bool redis_link_is_open(const struct redis_link *link)
@@ -207,7 +207,7 @@ struct redis_node {
     struct redis_link link; /* first: the two share their address */
     struct redis_cluster *cluster;
     struct redis_address address;
-    /* Configured, listed by the last CLUSTER SLOTS, or named by MOVED or ASK since then. Otherwise the struct may get another address. */
+    /* Configured, listed by the last CLUSTER SLOTS, or named by MOVED or ASK since then. Otherwise the struct may be reused for another address. */
     bool is_known;
     struct redis_requests requests; /* sent, not answered */
     struct loop_timer timer;        /* of the connection, or of the first request's answer */
@@ -252,12 +252,12 @@ struct redis_node *redis_cluster_next(struct redis_cluster *cluster);
 /* ---- reader.c: subscriptions ---- */
 
 /*  JOINING  ─▶ IDLE      joined
- *           ─▶ HOLDING   joined again, and entries may be missing, which is a gap
+ *           ─▶ HOLDING   joined again, and entries may have been missed, which is a gap
  *  IDLE     ─▶ READING   woken by the channel, or the poll is due
  *  READING  ─▶ HOLDING   there are entries, or a gap
  *           ─▶ IDLE      there are none
- *           ─▶ JOINING   the request failed, and entries may be delivered that we do not have; or NOGROUP: Redis lost its
- *                        data, or another pod removed the group
+ *           ─▶ JOINING   the request failed, and Redis may have marked entries as delivered that this process did not
+ *                        receive; or NOGROUP: Redis lost its data, or another pod removed the group
  *  HOLDING  ─▶ HANDLING  a worker takes them
  *  HANDLING ─▶ IDLE      all are settled
  *           ─▶ HOLDING   some are not: they are handed over again after a pause
@@ -294,21 +294,21 @@ struct redis_reader {
 
     struct redis_request request; /* joins and reads; its arena has the entries */
     struct redis_request leave;
-    bool is_polling;              /* this read asks for the state of the stream too: are entries missing? */
-    unsigned count_max;           /* entries to ask for */
-    struct redis_id done;         /* every entry up to this one is settled */
-    int64_t read_count;           /* entries ever added up to the last one read; -1: not known */
-    int64_t lag;                  /* entries that were not read yet, when the stream was last polled */
+    bool is_polling;      /* this read also asks for the state of the stream, to detect missed entries */
+    unsigned count_max;   /* entries to ask for */
+    struct redis_id done; /* every entry up to this one is settled */
+    int64_t read_count;   /* entries ever added up to the last one read; -1: not known */
+    int64_t lag;          /* entries that were not read yet, when the stream was last polled */
     struct redis_entries entries; /* acknowledged by the next read */
     size_t entry_at;              /* the first that is not settled */
-    bool has_gap;                 /* to be reported before the entries */
+    bool has_gap;                 /* entries were missed; on_gap is called before the next entries */
     int64_t gap_from;
     struct metric_series *stream_lag;
 
     struct task *task;
     struct bus_delivery delivery;
     struct redis_hints hint_sets[2], *hints, *hints_handed; /* one is filled while the other is handed over */
-    bool is_reported;                                       /* on_ready was called; the task's own */
+    bool is_reported;                                       /* on_ready was called; used only by the task */
     bool hands_entries; /* this run hands over entries or a gap, not only hints */
     size_t settled;     /* by this run */
     int64_t wait_ms;    /* before the rest is handed over again */
@@ -316,7 +316,7 @@ struct redis_reader {
     /* pods.c */
     struct redis_request pods_request;
     struct redis_node *node; /* where the last read was answered */
-    int64_t steady_ns;       /* since this time every read was answered, by this node, on one connection */
+    int64_t steady_ns; /* start of the unbroken series of reads answered by this node on one connection */
     int64_t pods_at_ns;
 };
 
@@ -324,10 +324,11 @@ void redis_reader_create(struct bus *bus, const struct bus_consumer *consumer);
 void redis_reader_destroy(struct redis_reader *reader); /* after its task is stopped */
 void redis_reader_step(struct redis_reader *reader);
 void redis_reader_wake(struct redis_reader *reader);
-void redis_reader_leave(struct redis_reader *reader, bool removes_group); /* then redis_left() */
+void redis_reader_leave(struct redis_reader *reader,
+                        bool removes_group); /* calls redis_leave_replied() when it is done */
 
 /* ---- pods.c ---- */
-void redis_pods_look(struct redis_reader *reader); /* after each read */
+void redis_pods_check(struct redis_reader *reader); /* after each read */
 redis_done_fn redis_pods_answered;
 
 /* ---- channel.c ---- */
@@ -376,6 +377,7 @@ struct redis {
 };
 
 struct redis_topic *redis_topic_of(struct redis *redis, const struct bus_topic_state *state);
-void redis_left(struct redis *redis); /* the stop waits for one reply less */
+/* One of the replies that the stop waits for has arrived, or is not needed. */
+void redis_leave_replied(struct redis *redis);
 
 #endif

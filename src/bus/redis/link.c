@@ -45,7 +45,7 @@ enum status redis_access_init(struct redis_access *access, const struct bus_secu
         return STATUS_OK;
     SSL_CTX *tls = access->tls = SSL_CTX_new(TLS_client_method());
     if (!tls)
-        return tls_config_error(error, "TLS", "is not available");
+        return tls_config_error(error, "TLS", "cannot be initialised");
     SSL_CTX_set_min_proto_version(tls, TLS1_2_VERSION);
     SSL_CTX_set_verify(tls, SSL_VERIFY_PEER, NULL);
     SSL_CTX_set_mode(tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
@@ -70,7 +70,7 @@ void redis_access_deinit(struct redis_access *access)
     *access = (struct redis_access){0};
 }
 
-/* ---- the end ---- */
+/* ---- closing ---- */
 
 void redis_link_close(struct redis_link *link)
 {
@@ -122,7 +122,7 @@ static void link_watch(struct redis_link *link)
     loop_io_change(link->loop, &link->io, LOOP_READ | (writes ? (unsigned)LOOP_WRITE : 0u));
 }
 
-/* The result of a read or write: n bytes; 0: not now; -1: it failed, and the link is closed. */
+/* The result of a read or write: n bytes; 0: the socket is not ready; -1: it failed, and the link is closed. */
 static ssize_t link_result(struct redis_link *link, ssize_t n, const char *what)
 {
     if (n > 0)
@@ -198,7 +198,7 @@ static void link_take_replies(struct redis_link *link)
             link->state = REDIS_LINK_OPEN;
             arena_reset(&link->auth_arena);
         } else if (!link->arena) {
-            error_set(&error, STATUS_IO, "a reply that was not asked for");
+            error_set(&error, STATUS_IO, "an unexpected reply");
             link_fail(link, &error);
         } else {
             link->on_reply(link, reply);
@@ -301,7 +301,7 @@ static void on_event(struct loop_io *io, unsigned events)
     }
 }
 
-/* The socket, or -1. A name's addresses take turns. */
+/* Returns the socket, or -1. A name's addresses take turns. */
 static int connect_to(struct redis_link *link, const struct redis_address *to, struct error *error)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
@@ -358,10 +358,11 @@ enum status redis_link_open(struct redis_link *link, const struct redis_address 
     bool is_numeric = inet_pton(AF_INET, host, bytes) == 1 || inet_pton(AF_INET6, host, bytes) == 1;
     link->ssl = SSL_new(link->access->tls);
     if (!link->ssl || SSL_set_fd(link->ssl, fd) != 1)
-        status = error_set(error, STATUS_DB_DOWN, "TLS cannot be set up");
+        status = error_set(error, STATUS_DB_DOWN, "a TLS connection cannot be initialised");
     else if (is_numeric ? !X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(link->ssl), host)
                         : !SSL_set1_host(link->ssl, host) || !SSL_set_tlsext_host_name(link->ssl, host))
-        status = error_set(error, STATUS_DB_DOWN, "TLS cannot check a name like %s", host);
+        status = error_set(error, STATUS_DB_DOWN, "the host name %s cannot be checked against a certificate",
+                           host);
     if (status != STATUS_OK)
         redis_link_close(link);
     return status;

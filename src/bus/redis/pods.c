@@ -1,6 +1,6 @@
 /* Removes the consumer groups of dead pods: groups of the same subscription (GROUP:POD) that no consumer has read for pod_dead_ms. A
  * live pod reads its own pending entries several times in this period, because Redis does not record a read that found nothing new. A
- * node that has just become the master, or has restarted, has old times. So groups are removed only by a reader that has read from the
+ * node that has just become the master, or has restarted, may report old times. So groups are removed only by a reader that has read from the
  * same node for pod_dead_ms without a failure, on the same connection, which does not outlive a restart. */
 #include "bus/redis/inside.h"
 
@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 
-/* In ms, by the server's clock; 0: it has no consumer. */
+/* When a consumer of the group last read: ms of the server's clock. 0: it has no consumer. */
 static int64_t last_read_ms(const struct redis_reply *group)
 {
     const struct redis_reply *consumers = redis_reply_field(group, STR("consumers"));
@@ -30,7 +30,8 @@ void redis_pods_answered(struct redis_request *request, const struct error *erro
     if (error || request->reply->kind != REDIS_ARRAY) /* a failure, or the reply to a removal */
         return;
     const struct redis_reply *groups = redis_reply_field(redis_reply_at(request->reply, 1), STR("groups"));
-    if (reader->topic->node != reader->node || clock_mono_ns() - reader->steady_ns < TASK_MS(dead_ms))
+    if (reader->topic->node != reader->node ||
+        clock_mono_ns() - reader->steady_ns < dead_ms * CLOCK_NS_PER_MS)
         return;
     for (size_t i = 0; i < groups->count; i++)
         if (str_eq(redis_reply_field(&groups->items[i], STR("name"))->text, str_from(reader->group)))
@@ -48,11 +49,11 @@ void redis_pods_answered(struct redis_request *request, const struct error *erro
         redis_cluster_send(&reader->redis->cluster, request);
 }
 
-/* Every pod looks at the groups of all others, so it does so rarely, and pods that start together look at different times. */
-void redis_pods_look(struct redis_reader *reader)
+/* Every pod checks the groups of all others, so each checks rarely, and pods that start together check at different times. */
+void redis_pods_check(struct redis_reader *reader)
 {
     struct redis_request *request = &reader->pods_request;
-    int64_t now_ns = clock_mono_ns(), every_ns = TASK_MS(reader->redis->config.pod_dead_ms) / 4;
+    int64_t now_ns = clock_mono_ns(), every_ns = reader->redis->config.pod_dead_ms * CLOCK_NS_PER_MS / 4;
     bool is_first = reader->pods_at_ns == 0;
 
     if (reader->topic->node != reader->node || reader->node->opened_ns > reader->steady_ns)

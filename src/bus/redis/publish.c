@@ -1,6 +1,6 @@
 /* Publishing: the messages of a call for one stream are one transaction of Redis (MULTI … EXEC), so that all of them are added
- * or none, in their order; streams are written one after the other. Calls of several threads share a write. A caller whose time
- * is over returns; the reply frees its publication. */
+ * or none, in their order; streams are written one after the other. Calls of several threads share a write. A caller whose deadline
+ * passes returns; the reply frees its publication. */
 #include "bus/redis/inside.h"
 
 #include <stdio.h>
@@ -60,7 +60,7 @@ static void add_xadd(struct publication *publication, const struct bus_message *
     publication->count++;
 }
 
-/* The first publication of a process trims nothing: the server's clock is not known yet. */
+/* The first publication of a process does not trim, because the server's clock is known only after the first reply. */
 static void add_commands(struct publication *publication, const struct bus_message *messages, size_t count)
 {
     const struct redis_topic *topic = publication->topic;

@@ -1,13 +1,14 @@
 /* A subscription: reads its stream through a consumer group of its own (GROUP:POD), hands entries to the handler, and
- * acknowledges them with the next read. redis_reader_step() looks at the state and does the next thing.
+ * acknowledges them with the next read. redis_reader_step() takes the next step from the current state.
  *
- * A read that failed may have been executed: then Redis has entries as delivered to us that did not arrive. So the reader replaces its
- * group by one that begins after the last settled entry.
+ * A read that failed may have been executed: then Redis has marked entries as delivered that this process did not receive. So the
+ * reader replaces its group by one that begins after the last settled entry.
  *
- * Entries that were missed are noticed by the stream's own counters (XINFO): more were removed than we had read, or the last
- * id went back; and when the group is gone. Then on_gap is called, before the entries that follow. */
+ * The stream's own counters (XINFO) show that entries were missed: more were removed than this process had read, or the last id went
+ * back. If the group is gone, entries may have been missed too. Then on_gap is called, before the entries that follow. */
 #include "bus/redis/inside.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 #include "base/failpoint.h"
@@ -38,6 +39,7 @@ static void reader_show_lag(struct redis_reader *reader)
 
 /* ---- states ---- */
 
+/* The only place that changes the state. */
 static void reader_move(struct redis_reader *reader, enum redis_reader_state to)
 {
     static const unsigned allowed[] = {
@@ -50,8 +52,7 @@ static void reader_move(struct redis_reader *reader, enum redis_reader_state to)
 
     if (reader->state == READER_LEFT)
         return;
-    if (to != READER_LEFT && !(allowed[reader->state] >> to & 1))
-        log_error("redis_reader_state", LOG_INT("from", reader->state), LOG_INT("to", to));
+    assert(to == READER_LEFT || allowed[reader->state] & 1u << to);
     reader->state = to;
 }
 
@@ -66,7 +67,7 @@ static void reader_note_gap(struct redis_reader *reader, struct redis_id next)
 
 /* ---- joining ---- */
 
-/* An old group of this name is replaced: the first time, this process does not know what it had handled. */
+/* Replaces an old group of this name: on the first join, this process does not know which of its entries were handled. */
 static void reader_join(struct redis_reader *reader)
 {
     struct redis_request *request = &reader->request;
@@ -86,7 +87,7 @@ static void reader_join(struct redis_reader *reader)
     redis_cluster_send(&reader->redis->cluster, request);
 }
 
-static enum status reader_joined(struct redis_reader *reader, struct error *error)
+static enum status take_join_reply(struct redis_reader *reader, struct error *error)
 {
     const struct redis_reply *reply = reader->request.reply, *created = redis_reply_at(reply, 1);
     bool had_group = redis_reply_at(reply, 0)->integer == 1;
@@ -154,9 +155,9 @@ static void reader_read(struct redis_reader *reader, int64_t now_ns)
     redis_cluster_send(&reader->redis->cluster, request);
 }
 
-/* Streams count how many entries were ever added and how many are there. More were removed than we have read: some were missed. Ids
- * go back only when data was lost. */
-static void reader_count(struct redis_reader *reader, const struct redis_stream_info *info)
+/* A stream counts the entries that were ever added and those that it has. If more were removed than this process has read, it missed
+ * some. Ids go back only when data was lost. */
+static void reader_update_counters(struct redis_reader *reader, const struct redis_stream_info *info)
 {
     int64_t removed = info->added - info->length;
 
@@ -175,7 +176,7 @@ static void reader_count(struct redis_reader *reader, const struct redis_stream_
     reader_show_lag(reader);
 }
 
-static enum status reader_have_read(struct redis_reader *reader, struct error *error)
+static enum status take_read_reply(struct redis_reader *reader, struct error *error)
 {
     const struct bus_subscription *spec = &reader->consumer.spec;
     const struct redis_reply *reply = reader->request.reply;
@@ -194,8 +195,8 @@ static enum status reader_have_read(struct redis_reader *reader, struct error *e
     if (status != STATUS_OK)
         return status;
     backoff_reset(&reader->backoff);
-    reader_count(reader, &info);
-    redis_pods_look(reader);
+    reader_update_counters(reader, &info);
+    redis_pods_check(reader);
     reader->is_woken |= entries->count >= reader->count_max; /* there may be more */
     /* The next read asks for so many entries that they have about as many bytes as a batch may have. */
     for (size_t i = 0; i < entries->count; i++)
@@ -217,8 +218,8 @@ static void on_answered(struct redis_request *request, const struct error *error
 
     if (reader->state == READER_LEFT)
         return;
-    if (!error && (reader->state == READER_JOINING ? reader_joined(reader, &invalid)
-                                                   : reader_have_read(reader, &invalid)) != STATUS_OK)
+    if (!error && (reader->state == READER_JOINING ? take_join_reply(reader, &invalid)
+                                                   : take_read_reply(reader, &invalid)) != STATUS_OK)
         error = &invalid;
     if (error) { /* joins again: at once if only the group is gone, else after a pause */
         reader_move(reader, READER_JOINING);
@@ -239,7 +240,7 @@ static void on_answered(struct redis_request *request, const struct error *error
     redis_reader_step(reader);
 }
 
-/* ---- the next thing ---- */
+/* ---- one step ---- */
 
 static void on_reader_timer(struct loop_timer *timer)
 {
@@ -343,10 +344,10 @@ static void reader_finish(void *context)
 static void on_group_removed(struct redis_request *request, const struct error *error)
 {
     (void)error;
-    redis_left(CONTAINER_OF(request, struct redis_reader, leave)->redis);
+    redis_leave_replied(CONTAINER_OF(request, struct redis_reader, leave)->redis);
 }
 
-/* Sent after a read that is under way: Redis executes them in this order. */
+/* If a read is under way, this is sent after it; Redis executes both in that order. */
 void redis_reader_leave(struct redis_reader *reader, bool removes_group)
 {
     struct redis_request *request = &reader->leave;
@@ -354,7 +355,7 @@ void redis_reader_leave(struct redis_reader *reader, bool removes_group)
     loop_timer_stop(reader->redis->loop, &reader->timer);
     reader_move(reader, READER_LEFT);
     if (!reader->is_ready || !removes_group) {
-        redis_left(reader->redis);
+        redis_leave_replied(reader->redis);
         return;
     }
     redis_request_begin(request, reader->topic);

@@ -1,5 +1,5 @@
 /* The Redis driver's life. It has a loop and a thread of its own, so that it delays no other loop; only handlers and waiting
- * publishers use other threads. A stop waits for Redis LEAVE_MS at most. */
+ * publishers use other threads. A stop waits at most LEAVE_MS for Redis. */
 #include "bus/redis/inside.h"
 
 #include <stdio.h>
@@ -49,7 +49,8 @@ static void redis_start(struct bus *bus)
     loop_post(redis->loop, &redis->start);
 }
 
-static void on_leave_due(struct loop_timer *timer)
+/* All replies have arrived, or LEAVE_MS is over. */
+static void on_leave_timer(struct loop_timer *timer)
 {
     struct redis *redis = CONTAINER_OF(timer, struct redis, leave_timer);
 
@@ -61,13 +62,13 @@ static void on_leave_due(struct loop_timer *timer)
     pthread_mutex_unlock(&redis->lock);
 }
 
-void redis_left(struct redis *redis)
+void redis_leave_replied(struct redis *redis)
 {
     if (--redis->leaving == 0)
-        loop_timer_start(redis->loop, &redis->leave_timer, 0, on_leave_due);
+        loop_timer_start(redis->loop, &redis->leave_timer, 0, on_leave_timer);
 }
 
-static void on_leave(struct loop *loop, struct loop_message *message)
+static void on_leave_posted(struct loop *loop, struct loop_message *message)
 {
     struct redis *redis = CONTAINER_OF(message, struct redis, leave);
 
@@ -75,13 +76,13 @@ static void on_leave(struct loop *loop, struct loop_message *message)
     pthread_mutex_lock(&redis->lock);
     bool is_interrupted = redis->is_interrupted;
     pthread_mutex_unlock(&redis->lock);
-    loop_timer_start(redis->loop, &redis->leave_timer, clock_deadline_ms(LEAVE_MS), on_leave_due);
+    loop_timer_start(redis->loop, &redis->leave_timer, clock_deadline_ms(LEAVE_MS), on_leave_timer);
     redis->leaving = 1; /* until all requests are sent */
     for (size_t i = 0; i < redis->reader_count; i++) {
         redis->leaving++;
         redis_reader_leave(redis->readers[i], !is_interrupted);
     }
-    redis_left(redis);
+    redis_leave_replied(redis);
 }
 
 static void redis_interrupt(struct bus *bus)
@@ -117,7 +118,7 @@ static void redis_stop(struct bus *bus, int64_t grace_ms)
     while (redis->publishers > 0)
         pthread_cond_wait(&redis->changed, &redis->lock);
     pthread_mutex_unlock(&redis->lock);
-    redis->leave.on_message = on_leave;
+    redis->leave.on_message = on_leave_posted;
     loop_post(redis->loop, &redis->leave);
     pthread_mutex_lock(&redis->lock);
     while (!redis->has_left)
@@ -249,7 +250,7 @@ enum status bus_redis_create(const struct bus_redis_config *config, struct bus *
         redis_channel_init(redis);
         redis->has_thread = pthread_create(&redis->thread, NULL, run_loop, redis->loop) == 0;
         if (!redis->has_thread)
-            status = error_set(error, STATUS_NO_MEMORY, "no thread for Redis");
+            status = error_set(error, STATUS_NO_MEMORY, "the thread of the Redis driver cannot be created");
     }
     if (status == STATUS_OK)
         *bus = &redis->bus;

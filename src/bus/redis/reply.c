@@ -237,7 +237,7 @@ enum status redis_entries_parse(const struct redis_reply *reply, struct str topi
         if (!message->payload.ptr)
             message->payload = STR("");
         message->offset = redis_id_offset(entries->ids[i]);
-        message->created_us = (message->offset >> 20) * 1000;
+        message->created_us = (message->offset >> OFFSET_SEQ_BITS) * 1000;
     }
     entries->count = count;
     return STATUS_OK;
