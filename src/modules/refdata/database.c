@@ -153,7 +153,7 @@ void refdata_database_decided(struct refdata_database *database, const struct re
     if (is_left)
         refdata_relay_wake(database);
     if (is_hydrated)
-        refdata_decisions_changed_items(database->decisions);
+        refdata_decisions_notify_changed_items(database->decisions);
 }
 
 /* ---- the end ---- */

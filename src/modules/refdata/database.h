@@ -125,7 +125,7 @@ void refdata_decisions_made(struct refdata_decisions *decisions, const struct re
 #define REFDATA_DECISIONS_CHANNEL "freshet_refdata_decided"
 void refdata_decisions_put_committed(struct buf *out, const struct refdata_outcome *outcome);
 /* Any thread, after the commit: an item of a hydrated dictionary changed. Wakes whichever process publishes it. */
-void refdata_decisions_changed_items(struct refdata_decisions *decisions);
+void refdata_decisions_notify_changed_items(struct refdata_decisions *decisions);
 bool refdata_adapter_is_up(const struct refdata_adapter *adapter); /* any loop: does its Kafka answer? */
 /* What refdata's outboxes have in common. */
 #define REFDATA_OUTBOX_COLUMNS                                                             \

@@ -45,8 +45,8 @@ static void send_state(struct http_request *request, const struct refdata_post *
     if (post->acceptance.is_key_known)
         buf_put_str(&headers, STR("Idempotency-Replayed: true\r\n"));
     buf_put_char(&body, '{');
-    if (state->decision ==
-        REFDATA_FAILED) { /* the row's code: a newer build may have written one unknown to this */
+    /* The code comes from the row, since a newer program may have written a code that this one does not know. */
+    if (state->decision == REFDATA_FAILED) {
         status = strcmp(state->code, status_code(STATUS_STALE_SOURCE_REVISION)) == 0 ? 409 : 422;
         json_put_member_str(&body, "code", str_from(state->code));
         json_put_member_str(&body, "message", str_from(state->reason));
@@ -84,8 +84,8 @@ void refdata_answer_unknown(struct http_request *request, const struct refdata_p
     json_put_member_str(&body, "code", str_from(status_code(STATUS_UNAVAILABLE)));
     json_put_member_str(
         &body, "message",
-        STR("whether the update was accepted is not known; sent again with this eventId it has "
-            "its effect once"));
+        STR("it is not known whether the update was accepted; send it again with this eventId: it takes "
+            "effect once"));
     if (post->update.event_id[0])
         json_put_member_str(&body, "eventId", str_from(post->update.event_id));
     send_json(request, 503, &headers, &body);
@@ -94,7 +94,7 @@ void refdata_answer_unknown(struct http_request *request, const struct refdata_p
 /* The answer of a post that has its result. While it is listed another thread may write the waiter's decision. */
 void refdata_answer_post(struct http_request *request, const struct refdata_post *post)
 {
-    bool is_accepted = post->result == REFDATA_POST_TAKEN || post->result == REFDATA_POST_REPLAYED;
+    bool is_accepted = post->result == REFDATA_POST_ACCEPTED || post->result == REFDATA_POST_REPLAYED;
     bool is_decided = !post->is_listed && post->waiter.decision.decision != REFDATA_PENDING;
     struct refdata_state state = is_decided ? post->waiter.decision : post->acceptance.state;
     if (!request->idempotency_key.ptr)
@@ -107,7 +107,7 @@ void refdata_answer_post(struct http_request *request, const struct refdata_post
         idempotency_count(request->route, IDEMPOTENCY_CONFLICT);
     else if (post->error.status == STATUS_IDEMPOTENCY_KEY_PROCESSING)
         idempotency_count(request->route, IDEMPOTENCY_COLLISION);
-    if (post->result == REFDATA_POST_TAKEN && !post->waits)
+    if (post->result == REFDATA_POST_ACCEPTED && !post->waits)
         state.decision = REFDATA_PENDING; /* ASYNC is answered 202, even when it is decided already */
     if (post->result == REFDATA_POST_REFUSED)
         refdata_answer_error(request, &post->error);

@@ -1,6 +1,6 @@
 /* Publishes changed items for hydration (H4). Apply writes a row of refdata.item_change for each update of a dictionary that
- * some consumer hydrates; here those rows are claimed, and what consumers hold of their items is published: once for each
- * item, with its content at that moment, so that several updates of an item cost one message.
+ * some consumer hydrates. This file claims those rows and publishes those of their items that consumers hold: once for each item,
+ * with its content at that moment, so that several updates of an item cost one message.
  *
  * A process that can read the dictionary claims the rows, and deletes them when the bus of events has the messages. After a
  * failure the unpublished rest of a pair goes to the end of the queue, so that a failing pair does not delay the others. An item
@@ -18,14 +18,14 @@
 enum {
     ROWS_MAX = 20,
     ROUNDS_MAX = 50,  /* of one run */
-    PACE_MS = 5,      /* between two runs: changes gather */
+    PACE_MS = 5,      /* minimum pause between runs, so that changes are collected */
     POLL_MS = 5000,   /* in case a notice was lost */
     BACKOFF_MS = 500, /* after a failure */
     RUN_MS = 10000,   /* less than a claim lasts */
 };
 
-/* A claim that was not finished ends after that interval. The table has only rows that wait. Rows of dictionaries that this
- * process cannot read are left to others, and to the time when it can. Sorted: of a pair, rows that mean all of its items
+/* A claim that was not finished expires after that interval. The table has only rows that wait. Rows of dictionaries that this
+ * process cannot read are left to other processes, and to the time when it can. Sorted: of a pair, rows that mean all of its items
  * come first, then each key. */
 static const struct db_statement claim_sql =
     DB_STATEMENT("with claimed as ("
@@ -40,7 +40,8 @@ static const struct db_statement claim_sql =
 enum { ID, TENANT, CODE, KEY, IS_ALL };
 static const struct db_statement finish_sql =
     DB_STATEMENT("delete from refdata.item_change where id = any($1::bigint[])");
-/* At the end of the queue, as old as they were: upkeep deletes what waits too long. $4: the keys that are left. */
+/* At the end of the queue, with their original created_at, because upkeep deletes rows that wait too long. $4: the keys that are
+ * left. */
 static const struct db_statement put_back_sql = DB_STATEMENT(
     "with gone as (delete from refdata.item_change where id = any($1::bigint[]) returning created_at)"
     " insert into refdata.item_change (tenant_id, dict_code, keys, created_at)"
@@ -81,8 +82,7 @@ static void put_back(const struct claim *claim, const struct pair *pair)
                      DB_PARAMS(db_text_array(db_array_end(&ids)), db_text(pair->tenant), db_text(pair->code),
                                db_text_array(pair->is_listed ? db_array_end(&keys) : STR_NONE)),
                      clock_deadline_ms(RUN_MS), NULL, &error) != STATUS_OK)
-        log_debug("hydration_changes_stay_claimed",
-                  LOG_ERROR_FIELDS(&error)); /* their claim ends by itself */
+        log_debug("hydration_changes_stay_claimed", LOG_ERROR_FIELDS(&error)); /* their claim expires */
     buf_deinit(&ids), buf_deinit(&keys);
 }
 
@@ -225,7 +225,7 @@ static void *create_changes(void *owner, struct error *error)
 {
     struct refdata_database *database = owner;
     (void)error;
-    if (!kernel_hydration(database->refdata->kernel)) /* no store: no consumer either */
+    if (!kernel_hydration(database->refdata->kernel)) /* without a store no module asks for entities */
         return NULL;
     return database->changes = task_create(&(struct task_config){.name = "hydration_changes",
                                                                  .loop = database->site.home,

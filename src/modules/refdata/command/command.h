@@ -54,7 +54,7 @@ enum refdata_post_step {
 
 enum refdata_post_result {
     REFDATA_POST_REFUSED,  /* for the reason in `error`; nothing was accepted */
-    REFDATA_POST_TAKEN,    /* committed by this request */
+    REFDATA_POST_ACCEPTED, /* committed by this request */
     REFDATA_POST_REPLAYED, /* the event was known before, with the same content */
     REFDATA_POST_UNKNOWN,  /* whether it was committed is not known */
 };
@@ -110,7 +110,7 @@ void refdata_answer_count_unavailable(void); /* the request was answered 503 wit
 void refdata_get_update(struct http_request *request); /* the GET route */
 
 /* ---- committer.c ---- */
-/* On a loop. OVERLOADED or CANCELLED: it stays the caller's. */
+/* On a loop. OVERLOADED or CANCELLED: the caller keeps the post. */
 enum status refdata_committer_add(struct refdata_committer *committer, struct refdata_post *post,
                                   struct error *error) MUST_CHECK;
 

@@ -327,7 +327,7 @@ static bool commit_group(struct group *group)
         struct refdata_post *post = group->posts[i];
         if (status == STATUS_OK) {
             post->result =
-                post->acceptance.result == REFDATA_NEW ? REFDATA_POST_TAKEN : REFDATA_POST_REPLAYED;
+                post->acceptance.result == REFDATA_NEW ? REFDATA_POST_ACCEPTED : REFDATA_POST_REPLAYED;
             continue;
         }
         post->result = group->is_unknown ? REFDATA_POST_UNKNOWN : REFDATA_POST_REFUSED;

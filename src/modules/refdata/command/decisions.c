@@ -6,9 +6,9 @@
  * After a notice may have been lost (the listener's connection broke, too many at once) the rows of all waiters are read, once, as
  * soon as there is a connection again.
  *
- * Every role that may connect can send a notice. Where another role than superusers can log in, a notice only means that an update
- * is decided: the decision is read from its row. A bus in PostgreSQL looks for such roles. Without one, the process looks when it
- * reads rows, and trusts notices for a few seconds after that.
+ * Every role that may connect can send a notice. Where a role that is not a superuser can log in, a notice only means that an
+ * update is decided: the decision is read from its row. A bus in PostgreSQL checks for such roles. Without one, the process checks
+ * when it reads rows, and trusts notices for a few seconds after that.
  *
  * The same listener and notifier carry notices that items of a hydrated dictionary changed, which wake changes.c. */
 #include "modules/refdata/command/command.h"
@@ -26,9 +26,9 @@
 #define CHANGES_CHANNEL "freshet_refdata_item_change"
 
 enum {
-    NOTIFY_WINDOW_US = 200, /* a single decision is sent at once, a stream of them is gathered */
+    NOTIFY_WINDOW_US = 200, /* a single decision is sent at once, more of them are collected */
     READ_MS = 2000,
-    PRIVATE_MS = 5000, /* between two looks for other roles, as in the bus */
+    TRUST_CHECK_MS = 5000, /* between two checks for other roles, as in the bus */
 };
 
 struct refdata_decisions {
@@ -36,9 +36,9 @@ struct refdata_decisions {
     struct db_notifier *notifier; /* where updates are decided */
     struct db_listener *listener; /* where clients may wait for decisions of other processes */
     struct task *reading;
-    int64_t look_ns; /* the next look for other roles; the task's */
+    int64_t trust_check_ns; /* when to check for other roles next; used only by the task */
     atomic_llong
-        trusted_until_ns; /* without a bus in PostgreSQL: no other role can log in, as of the last look */
+        trusted_until_ns; /* without a bus in PostgreSQL: the last check found that no other role can log in */
     pthread_mutex_t lock; /* for what follows */
     struct map waiters;
     bool is_stopped;
@@ -137,7 +137,7 @@ void refdata_decisions_made(struct refdata_decisions *decisions, const struct re
     }
 }
 
-void refdata_decisions_changed_items(struct refdata_decisions *decisions)
+void refdata_decisions_notify_changed_items(struct refdata_decisions *decisions)
 {
     if (decisions->database->changes)
         task_wake(decisions->database->changes);
@@ -208,13 +208,13 @@ static enum status read_rows(struct refdata_decisions *decisions, const struct s
             release_waiters(decisions, tenants[found.place], &found.state);
     }
     db_result_free(result);
-    /* The look for other roles, where no bus in PostgreSQL does it. */
-    int64_t until_ns = clock_deadline_ms(PRIVATE_MS);
+    /* The check for other roles, if no bus in PostgreSQL does it. */
+    int64_t until_ns = clock_deadline_ms(TRUST_CHECK_MS);
     bool is_trusted;
     if (status == STATUS_OK && bus->commands != KERNEL_POSTGRES && bus->invalidations != KERNEL_POSTGRES &&
-        clock_mono_ns() >= decisions->look_ns &&
+        clock_mono_ns() >= decisions->trust_check_ns &&
         (status = bus_postgres_look_trusted(conn, deadline_ns, &is_trusted, error)) == STATUS_OK) {
-        decisions->look_ns = until_ns;
+        decisions->trust_check_ns = until_ns;
         atomic_store(&decisions->trusted_until_ns, is_trusted ? until_ns : 0);
     }
     db_release(conn);

@@ -80,7 +80,8 @@ static enum status look_up_item(void *context, const struct hydration_need *need
         status = mark_hydrated(dictionary->database, kernel_hydration(refdata->kernel), need->tenant, code,
                                deadline_ns, error);
     if (is_answered && status == STATUS_OK && atomic_load(&dictionary->state) != REFDATA_READY)
-        status = error_set(error, STATUS_DICTIONARY_UNAVAILABLE, "PostgreSQL has not checked its SQL yet");
+        status = error_set(error, STATUS_DICTIONARY_UNAVAILABLE,
+                           "the SQL of this dictionary is not checked yet; try again");
     if (is_answered && status == STATUS_OK) {
         struct buf keys = {0};
         db_array_put(&keys, key);
@@ -95,7 +96,7 @@ static enum status look_up_item(void *context, const struct hydration_need *need
     const struct cache_record *record = answer.snapshot ? cache_find(answer.snapshot, key) : NULL;
     if (status == STATUS_OK && record) {
         entity->found = HYDRATION_ENTITY_EXISTS;
-        buf_put_str(entity->data, cache_record_body(record)); /* what the route shows of an item */
+        buf_put_str(entity->data, cache_record_body(record)); /* the body that GET …/items/{key} returns */
     }
     cache_snapshot_unref(answer.snapshot);
     return status;
@@ -104,7 +105,7 @@ static enum status look_up_item(void *context, const struct hydration_need *need
 void refdata_owner_provide(struct refdata *refdata)
 {
     struct hydration *hydration = kernel_hydration(refdata->kernel);
-    if (!hydration) /* no store: no consumer either */
+    if (!hydration) /* without a store no module asks for entities */
         return;
     hydration_provide(hydration, &(struct hydration_owner){.entity_type = REFDATA_ENTITY_TYPE,
                                                            .module = "refdata",

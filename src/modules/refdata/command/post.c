@@ -31,7 +31,7 @@ enum {
 
 /* ---- reading and checking the request ---- */
 
-/* *wait_ms is set where the query has it. */
+/* Sets *wait_ms if the query has timeoutMs. */
 static enum status read_query(const struct http_request *request, bool *waits, int64_t *wait_ms,
                               struct error *error)
 {
@@ -59,7 +59,7 @@ static enum status read_query(const struct http_request *request, bool *waits, i
     return STATUS_OK;
 }
 
-/* Is it an update, of a dictionary that exists and can take it? In the order of R1: the dictionary and the caller's right to write
+/* Checks that the body is an update of a dictionary that exists and accepts it. In the order of R1: the dictionary and the caller's right to write
  * before the rest of the body. On a loop or a worker: it touches only the post and a catalog that the caller holds. */
 static enum status check_post(struct refdata_post *post, const struct refdata_catalog *catalog)
 {
@@ -117,8 +117,9 @@ static void discharge_body(struct refdata_post *post)
     post->charged_bytes = 0;
 }
 
-/* Bodies of all updates that wait for their commit are bounded (refdata.updates.queueBytes), where a single one may be larger;
- * and so is the memory of updates, by tenant (limits.memory). What a large one needs when it is parsed is added then. */
+/* The bodies of all updates that wait for their commit are bounded together (refdata.updates.queueBytes); a single one may be larger.
+ * The memory of updates is bounded by tenant (limits.memory). The memory that a large body needs for parsing is added when it is
+ * parsed. */
 static bool charge_body(struct refdata_post *post, long long queue_bytes_max)
 {
     long long before = atomic_fetch_add(&post->refdata->post_bytes, (long long)post->bytes);
@@ -158,6 +159,7 @@ static void abandon_post(struct http_request *request, void *context)
     struct refdata_post *post = context;
     (void)request;
     post->ref = (struct loop_park_ref){0};
+    /* Otherwise a worker or the committer has it, and ends it later. */
     if (post->step != REFDATA_POST_PARSING && post->step != REFDATA_POST_COMMITTING)
         end_post(post);
 }
@@ -171,7 +173,7 @@ static bool park_post(struct http_request *request, struct refdata_post *post, i
     return true;
 }
 
-/* Before its arena is freed. */
+/* Called before its arena is freed. */
 static void end_span(struct refdata_post *post, const struct error *error)
 {
     struct span *span = post->span;
@@ -189,7 +191,7 @@ static void end_span(struct refdata_post *post, const struct error *error)
     post->span = NULL;
 }
 
-/* The request, to be answered now; NULL: it is gone. */
+/* Returns the request, to be answered now; NULL: it was answered already, or its client has gone. */
 static struct http_request *unpark_post(struct refdata_post *post)
 {
     struct http_request *request = post->ref.generation ? http_request_unpark(post->ref) : NULL;
@@ -229,15 +231,15 @@ static void on_committed(struct loop *loop, struct loop_message *message)
     (void)loop;
     struct refdata_post *post = CONTAINER_OF(message, struct refdata_post, committed);
     struct http_request *request = unpark_post(post);
-    bool is_taken = post->result == REFDATA_POST_TAKEN || post->result == REFDATA_POST_REPLAYED;
+    bool is_accepted = post->result == REFDATA_POST_ACCEPTED || post->result == REFDATA_POST_REPLAYED;
     discharge_body(post);
-    end_span(post, is_taken ? NULL : &post->error);
+    end_span(post, is_accepted ? NULL : &post->error);
     arena_deinit(&post->arena); /* thousands may wait for their decision; they do not need their bodies */
     post->arena = ARENA(256);
-    bool has_to_wait = is_taken && post->is_listed && !post->acceptance.is_keys_event &&
+    bool has_to_wait = is_accepted && post->is_listed && !post->acceptance.is_keys_event &&
                        post->acceptance.state.decision == REFDATA_PENDING &&
                        post->wait_until_ns > loop_now_ns(post->loop);
-    if (request && has_to_wait) { /* the place it just left is free: parking does not fail */
+    if (request && has_to_wait) { /* its parking place has just become free, so parking succeeds */
         move_post(post, REFDATA_POST_WAITING);
         if (!park_post(request, post, post->wait_until_ns, on_wait_over)) {
             end_post(post);
@@ -252,7 +254,7 @@ static void on_committed(struct loop *loop, struct loop_message *message)
     end_post(post);
 }
 
-/* Comes before the commit's own message or after it. */
+/* May arrive before or after on_committed(). */
 static void on_decided(struct loop *loop, struct loop_message *message)
 {
     (void)loop;
@@ -368,7 +370,8 @@ static void parsing_done(struct worker_job *job)
     struct refdata_post *post = CONTAINER_OF(job, struct refdata_post, parsing);
     if (job->cancelled)
         error_set(&post->error, job->displaced ? STATUS_OVERLOADED : STATUS_CANCELLED,
-                  job->displaced ? "too many updates wait to be read" : "the process is stopping");
+                  job->displaced ? "too many large updates wait to be parsed; send it again"
+                                 : "the process is stopping");
     if (post->error.status != STATUS_OK || !post->ref.generation)
         refuse_post(post, &post->error);
     else

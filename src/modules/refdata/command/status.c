@@ -43,8 +43,8 @@ static struct str array_of(struct str element, struct arena *arena)
 }
 
 /* The update's row. When a dictionary moves to another database while Kafka has its commands, its PENDING rows stay in the old one,
- * and they are decided in the new one: so a decision counts in any database, and PENDING only if there is none. UNKNOWN_UPDATE: no
- * database has it; another failure: one that did not answer may have it. The row's texts are *result's. */
+ * and they are decided in the new one: so a decision in any database counts, and PENDING only if no database has a decision.
+ * UNKNOWN_UPDATE: no database has it; another failure: one that did not answer may have it. The row's texts are *result's. */
 static enum status find_update(const struct http_request *request, const struct refdata_catalog *catalog,
                                struct str event_id, struct db_result **result, struct refdata_state_row *row,
                                struct error *error)
@@ -63,7 +63,7 @@ static enum status find_update(const struct http_request *request, const struct 
         enum status status =
             atomic_load(&site->is_ready)
                 ? db_pool_query(site->pool, &refdata_states_sql, params, deadline_ns, &rows, &own)
-                : error_set(&own, STATUS_UNAVAILABLE, "the schema is not in place");
+                : error_set(&own, STATUS_UNAVAILABLE, "the schema of the database is not ready; try again");
         if (status != STATUS_OK) {
             failure = status;
             *error = own;
