@@ -36,9 +36,9 @@ static const struct db_statement expire_sql = DB_STATEMENT(
 static const struct db_statement expire_passed_sql = DB_STATEMENT(
     "DELETE FROM platform.dead_letter_decision WHERE ctid = ANY (ARRAY("
     "    SELECT d.ctid FROM unnest($4::text[]::int[], $5::text[]::bigint[]) AS u (partition, first)"
-    "    JOIN platform.dead_letter_decision d ON d.engine = $2 AND d.topic = $3"
-    "        AND d.partition = u.partition AND d.message_offset < u.first"
-    "    LIMIT $1 FOR UPDATE OF d SKIP LOCKED))");
+    "    CROSS JOIN LATERAL (SELECT ctid FROM platform.dead_letter_decision"
+    "        WHERE engine = $2 AND topic = $3 AND partition = u.partition AND message_offset < u.first"
+    "        OFFSET 0 FOR UPDATE SKIP LOCKED) d LIMIT $1))");
 
 /* Decides about items[0 .. count); those that this call has decided are moved to the front. */
 static enum status decide_letters(struct dead_change *change, struct dead_item *items, size_t count,

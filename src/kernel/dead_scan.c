@@ -275,10 +275,11 @@ enum status kernel_dead_scan(struct dead_scan *scan, struct error *error)
 /* ---- counts ---- */
 
 /* $1 engine, $2 topic; $3 … $5: partition, first offset, time of the oldest letter. */
-static const struct db_statement decided_sql = DB_STATEMENT(
-    "SELECT count(*) FROM " DEAD_UNNESTED " AS u (partition, first, since_us, at)"
-    " JOIN platform.dead_letter_decision d ON d.engine = $1 AND d.topic = $2 AND d.partition = u.partition"
-    "     AND d.message_offset >= u.first AND d.letter_us >= u.since_us");
+static const struct db_statement decided_sql =
+    DB_STATEMENT("SELECT count(*) FROM " DEAD_UNNESTED " AS u (partition, first, since_us, at)"
+                 " CROSS JOIN LATERAL (SELECT FROM platform.dead_letter_decision"
+                 "     WHERE engine = $1 AND topic = $2 AND partition = u.partition"
+                 "       AND message_offset >= u.first AND letter_us >= u.since_us OFFSET 0) d");
 
 static enum status count_all(struct merge *merge, int64_t *open, struct error *error)
 {

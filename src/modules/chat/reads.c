@@ -104,14 +104,14 @@ static const struct db_statement event_page_sql =
                  "                     timestamptz 'epoch' + $7 * interval '1 microsecond', $8, $9, $10) x");
 enum event_column { EVENT_LINE, EVENT_AT, EVENT_ID };
 
-/* $1 … $6 the same. By event_log_user. How many there are of each type, and of each type on each day: both as JSON. */
+/* $1 … $6 the same. By event_log_user, whose order is asked for: planned on an empty table, the index by session costs the same. How many there are of each type, and of each type on each day: both as JSON. */
 static const struct db_statement event_count_sql = DB_STATEMENT(
     "with days as (select to_char(g.created_at at time zone 'UTC', 'YYYY-MM-DD') as day, g.event_type, count(*) as count"
-    "    from chat.event_log g where g.tenant_id = $1 and g.project_id = $2 and g.user_id = $3"
-    "    and ($4::text is null or g.event_type = $4)"
-    "    and g.created_at >= coalesce(timestamptz 'epoch' + $5 * interval '1 microsecond', '-infinity')"
-    "    and g.created_at < coalesce(timestamptz 'epoch' + $6 * interval '1 microsecond', 'infinity')"
-    "    group by 1, 2),"
+    "    from (select e.created_at, e.event_type from chat.event_log e"
+    "        where e.tenant_id = $1 and e.project_id = $2 and e.user_id = $3 and ($4::text is null or e.event_type = $4)"
+    "        and e.created_at >= coalesce(timestamptz 'epoch' + $5 * interval '1 microsecond', '-infinity')"
+    "        and e.created_at < coalesce(timestamptz 'epoch' + $6 * interval '1 microsecond', 'infinity')"
+    "        order by e.created_at, e.event_id offset 0) g group by 1, 2),"
     " types as (select event_type, sum(count) as count, min(day) as day from days group by 1)"
     " select (select '{' || coalesce(string_agg(to_json(event_type)::text || ':' || count, ','"
     "                                           order by day, event_type), '') || '}' from types),"

@@ -10,13 +10,15 @@
 enum { PENDING_AGE_MAX_S = 60, OUTBOX_AGE_MAX_S = 60, LAG_MAX = 10000 };
 
 /* $1 the tenant, null = all. What waits is counted by its carriers, and among the newest updates, which Kafka may carry: an index by status
- * would cost every update. The larger number counts. */
+ * would cost every update. The larger number counts. `offset 0` here and below: planned on empty tables, a plain join would read all
+ * messages of the topic, and all decisions. */
 static const struct db_statement updates_sql = DB_STATEMENT(
     "with recent as materialized ("
     "  select r.tenant_id, r.status, r.created_at from refdata.update_request r order by r.created_at desc limit 20000),"
     " carried as materialized ("
     "  (select m.created_at from platform.bus_cursor c"
-    "     join platform.bus_message m on m.topic = c.topic and m.partition = c.partition and m.message_offset >= c.position"
+    "     cross join lateral (select b.created_at, b.key from platform.bus_message b where b.topic = c.topic"
+    "           and b.partition = c.partition and b.message_offset >= c.position offset 0) m"
     "    where c.topic = 'refdata.commands'"
     "      and ($1::text is null or substring(m.key for octet_length($1) + 1) = convert_to($1 || ':', 'UTF8')) limit 10001)"
     "  union all"
@@ -56,7 +58,8 @@ static const struct db_statement bus_sql = DB_STATEMENT(
     "         where (m.headers[array_position(m.headers, 'tenant_id') + 1] = $1"
     "                or substring(m.key for octet_length($1) + 1) = convert_to($1 || ':', 'UTF8'))"
     "           and not exists (select from platform.dead_letter_decision d where d.engine = 'postgres' and d.topic = m.topic"
-    "                and d.partition = m.partition and d.message_offset = m.message_offset and d.letter_us >= dead.letter_us)"
+    "                and d.partition = m.partition and d.message_offset = m.message_offset and d.letter_us >= dead.letter_us"
+    "                offset 0)"
     "         limit 10001) n) end,"
     "       max(g.lag), sum(g.lag) filter (where starts_with(g.group_name, 'notification'))"
     "  from (select c.group_name, sum(p.next_offset - c.position)::bigint as lag from platform.bus_cursor c"
