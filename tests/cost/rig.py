@@ -37,11 +37,11 @@ BUS_SQL = "select coalesce(sum(next_offset), 0)::bigint from platform.bus_partit
 LSN_SQL = "select pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
 
 
-def start_postgres():
+def start_postgres(settings=""):
     """A private server that writes to its log what statements write, and nothing else."""
     server = PostgresServer()
     with open(server.data / "postgresql.conf", "a", encoding="utf-8") as config:
-        config.write(POSTGRES_SETTINGS)
+        config.write(POSTGRES_SETTINGS + settings)
     (server.data / "pg_hba.conf").write_text(POSTGRES_ACCESS, encoding="utf-8")
     try:
         return server.start()
