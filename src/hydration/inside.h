@@ -28,13 +28,15 @@ enum {
     HYDRATION_LOOKUPS_MAX = 4096, /* of a shard */
     HYDRATION_TENANT_MAX = 2048,  /* of these, for one tenant */
     HYDRATION_TYPE_MAX = 1024,    /* of these, of one entity type */
-    HYDRATION_JOBS_MAX = 4,       /* of a shard at once: the workers are shared */
+    HYDRATION_JOBS_MAX = 4,       /* of one tenant at once in a shard: the workers are shared */
+    HYDRATION_JOB_PLACES = 5,     /* of all tenants: turns_places() of that many */
     HYDRATION_RECENT_MAX = 1024,  /* recent questions of a shard, by which it recognizes late answers */
     /* Minimum interval between two ledger reads of a lookup, and maximum duration of a waiter's last read. */
     HYDRATION_REREAD_MS = 50,
     HYDRATION_MEMORY_MS = 5000, /* memory serves an entry at most so long; then the ledger is read again */
     HYDRATION_OWNER_MS = 5000,  /* time limit for an owner to read an entity */
-    HYDRATION_PARALLEL = 2,     /* questions of a type that are answered at once */
+    HYDRATION_PARALLEL = 2,     /* questions of one tenant and type that are answered at once */
+    HYDRATION_LOOK_PLACES = 3,  /* of all tenants: turns_places() of that many */
     HYDRATION_ARENA_BYTES = 4096,
 };
 
@@ -142,6 +144,7 @@ struct hydration_lookup_job {
     struct worker_job worker;
     enum hydration_job_kind kind;
     char correlation_id[UUID_TEXT_BYTES]; /* of the question, if it is asked */
+    struct turns_share *place;            /* RUNNING: of the tenant, in the turns of its shard's jobs */
     struct arena arena;
     struct hydration_need need;          /* for one caller; texts of the lookup and of the arena */
     int64_t deadline_ns, waits_until_ns; /* of the job; of the last waiter */
@@ -155,7 +158,7 @@ struct hydration_lookup_job {
 /* One entity that is looked up: for every caller of the tenant or, once an answer has shown that it is private, for one of them. */
 struct hydration_lookup {
     struct map_node node;   /* by the entity's hash */
-    struct turns_item turn; /* QUEUED: in the turns of its shard */
+    struct turns_item turn; /* QUEUED: in the queue of its shard's jobs */
     struct hydration_shard *shard;
     struct turns_share *tenant_share, *type_share;
     enum hydration_lookup_state state;
@@ -178,10 +181,11 @@ struct hydration_lookup {
         struct hydration_outcome outcome;
         struct str caller; /* empty: for every caller */
         char *block;       /* holds the texts; NULL: there is none */
+        size_t bytes;      /* of the block */
     } stale;
     struct hydration_outcome outcome; /* of waiters that leave because the lookup failed */
     struct hydration_lookup_job job;
-    size_t bytes;       /* of itself */
+    size_t bytes;       /* of itself, its arena and the stale copy: charged */
     struct str block[]; /* fields, then texts */
 };
 
@@ -220,9 +224,10 @@ struct hydration_shard {
     size_t lookup_bytes;
     TAILQ_HEAD(, hydration_waiter) leaving; /* removed from their lookups; their callbacks have not run yet */
     size_t waiter_count, background_count;
-    struct turns turns;    /* of lookups that are QUEUED */
-    struct loop_tick tick; /* starts jobs */
-    unsigned jobs;
+    struct turns turns;     /* members: lookups, by tenant and by its types */
+    struct turns job_turns; /* queue: lookups that are QUEUED; members: those that are RUNNING */
+    struct loop_tick tick;  /* starts jobs */
+    unsigned jobs;          /* HYDRATION_JOB_PLACES at most */
     struct hydration_recent recent[HYDRATION_RECENT_MAX];
     struct buf cut; /* for hits in memory, so that they allocate nothing */
     bool stopping;
@@ -261,9 +266,10 @@ struct hydration_owner_slot {
     struct hydration_owner row;
     char group[sizeof "entity-" + HYDRATION_TYPE_BYTES_MAX]; /* of processes with this owner */
     atomic_llong asked_until_ns; /* until then a consumer may hold an entity that it asked for here */
-    struct task *answering[HYDRATION_PARALLEL];
+    struct task *answering[HYDRATION_LOOK_PLACES];
     pthread_mutex_t lock; /* for what follows */
-    struct turns turns;   /* of waiting questions */
+    struct turns turns;   /* queue: waiting questions; members: looks under way */
+    unsigned looks;       /* HYDRATION_LOOK_PLACES at most */
     unsigned busy;        /* how many of `answering` run */
 };
 /* NULL: no owner of that type in this process. */

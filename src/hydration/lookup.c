@@ -6,7 +6,7 @@
  *          ─▶ asked already: wait                              ─ end of the window ─▶ FIND
  *
  * A shard runs few jobs at once; the other lookups are QUEUED, and tenants take turns: a caller that looks up thousands of
- * entities leaves workers to others. Jobs start only at the end of the tick, when no function is using a lookup. */
+ * entities leaves workers to others. One tenant never has all places, so that its jobs, all blocked, leave one. Jobs start only at the end of the tick, when no function is using a lookup. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -103,7 +103,7 @@ static void free_lookup(void *memory)
     budget_release(BUDGET_HYDRATION, lookup->bytes);
     arena_deinit(&lookup->job.arena);
     free(lookup->question.caller);
-    free(lookup->stale.block);
+    free(lookup->stale.block); /* counted in `bytes` */
     free(lookup);
 }
 
@@ -239,6 +239,37 @@ static void run_job(struct worker_job *worker)
 
 /* ---- its result, on the loop ---- */
 
+static void drop_stale(struct hydration_lookup *lookup)
+{
+    free(lookup->stale.block);
+    lookup->bytes -= lookup->stale.bytes;
+    lookup->shard->lookup_bytes -= lookup->stale.bytes;
+    budget_release(BUDGET_HYDRATION, lookup->stale.bytes);
+    lookup->stale.block = NULL;
+    lookup->stale.bytes = 0;
+}
+
+/* Copied out of the job that found it: the next job may still run when a caller's time is up. Where there is no room, a caller whose
+ * time is up gets no stale copy. */
+static void keep_stale(struct hydration_lookup *lookup, const struct hydration_event *found)
+{
+    size_t bytes = found->data.len + found->module.len + found->caller.len;
+
+    drop_stale(lookup);
+    if (!found->data.len || !has_memory(lookup->shard, bytes))
+        return;
+    char *at = memory_alloc(bytes);
+    lookup->bytes += bytes;
+    lookup->shard->lookup_bytes += bytes;
+    budget_add(BUDGET_HYDRATION, bytes);
+    lookup->stale.block = at;
+    lookup->stale.bytes = bytes;
+    lookup->stale.outcome =
+        (struct hydration_outcome){.data = hydration_text_keep(found->data, &at), .version = found->version};
+    lookup->stale.outcome.source_module = hydration_text_keep(found->module, &at);
+    lookup->stale.caller = hydration_text_keep(found->caller, &at);
+}
+
 static void take_finding(struct hydration_lookup *lookup)
 {
     const struct hydration_lookup_job *job = &lookup->job;
@@ -249,18 +280,7 @@ static void take_finding(struct hydration_lookup *lookup)
             hydration_lookup_reread_soon(lookup); /* memory is newer: the ledger will store that event soon */
         return;
     }
-    /* The stale copy is copied out of the job, because the next job may be running when a waiter times out. */
-    const struct hydration_event *found = &finding->event;
-    free(lookup->stale.block);
-    lookup->stale.block = NULL;
-    if (found->data.len) {
-        char *at = memory_alloc(found->data.len + found->module.len + found->caller.len);
-        lookup->stale.block = at;
-        lookup->stale.outcome = (struct hydration_outcome){.data = hydration_text_keep(found->data, &at),
-                                                           .version = found->version};
-        lookup->stale.outcome.source_module = hydration_text_keep(found->module, &at);
-        lookup->stale.caller = hydration_text_keep(found->caller, &at);
-    }
+    keep_stale(lookup, &finding->event);
     if (job->kind == LOOKUP_LAST_READ)
         return;
     if (finding->kind == HYDRATION_LEDGER_ASK) {
@@ -292,6 +312,7 @@ static void on_job_done(struct worker_job *worker)
     struct hydration_lookup_job *job = &lookup->job;
 
     shard->jobs--;
+    turns_leave(&shard->job_turns, job->place);
     if (worker->cancelled)
         job->status = STATUS_CANCELLED;
     else if ((job->status != STATUS_OK || job->asked != STATUS_OK) &&
@@ -316,7 +337,9 @@ static void on_job_done(struct worker_job *worker)
     hydration_lookup_reread_if_idle(lookup); /* for waiters that joined in a callback */
     hydration_lookup_end_unused(lookup);
     hydration_waiters_call(shard);
-    if (shard->turns.queued > 0)
+    arena_reset(
+        &job->arena); /* what the job found may be large; an ended lookup is freed when the tick is over */
+    if (shard->job_turns.queued > 0)
         loop_at_tick_end(shard->loop, &shard->tick, start_jobs);
 }
 
@@ -369,9 +392,10 @@ static void on_job_refused(struct loop *loop, struct loop_message *message)
 static void start_jobs(struct loop_tick *tick)
 {
     struct hydration_shard *shard = CONTAINER_OF(tick, struct hydration_shard, tick);
-    struct turns_item *item;
+    struct turns_share *tenant;
 
-    while (shard->jobs < HYDRATION_JOBS_MAX && (item = turns_next(&shard->turns)) != NULL) {
+    while ((tenant = turns_first_to_enter(&shard->job_turns, HYDRATION_JOB_PLACES - shard->jobs)) != NULL) {
+        struct turns_item *item = turns_take_turn(&shard->job_turns, tenant);
         struct hydration_lookup *lookup = CONTAINER_OF(item, struct hydration_lookup, turn);
         struct worker_job *worker = &lookup->job.worker;
         /* While it was QUEUED, its waiters may have left, and its retry may have been answered. */
@@ -387,6 +411,7 @@ static void start_jobs(struct loop_tick *tick)
                                       .run = run_job,
                                       .done = on_job_done};
         move_lookup(lookup, LOOKUP_RUNNING);
+        lookup->job.place = turns_enter(&shard->job_turns, worker->share, HYDRATION_JOB_PLACES);
         shard->jobs++;
         if (worker_pool_submit(shard->hydration->config.workers, worker))
             continue;
@@ -403,7 +428,7 @@ void hydration_lookup_start(struct hydration_lookup *lookup, enum hydration_job_
     lookup->job.kind = kind;
     lookup->job.is_answered = false;
     move_lookup(lookup, LOOKUP_QUEUED);
-    turns_put(&shard->turns, lookup->tenant_share->node.hash, &lookup->turn);
+    turns_put(&shard->job_turns, lookup->tenant_share->node.hash, &lookup->turn);
     loop_at_tick_end(shard->loop, &shard->tick, start_jobs);
 }
 
@@ -414,7 +439,7 @@ void hydration_lookups_stop(struct hydration_shard *shard)
     struct map_node *node;
 
     loop_tick_cancel(shard->loop, &shard->tick);
-    while ((item = turns_next(&shard->turns)) != NULL)
+    while ((item = turns_next(&shard->job_turns)) != NULL)
         move_lookup(CONTAINER_OF(item, struct hydration_lookup, turn), LOOKUP_WAITING);
     MAP_EACH(node, &shard->lookups) {
         struct hydration_lookup *lookup = CONTAINER_OF(node, struct hydration_lookup, node);

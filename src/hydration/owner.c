@@ -5,7 +5,7 @@
  * can name one; else the change has no data, and consumers drop their copies. A question without a caller sees nothing private.
  *
  * Each owner has a bounded queue of questions and answers few at once, so that an owner that hangs holds up no other. Tenants take
- * turns, and each has a bounded part of the queue: as many as one loop looks up of a type at once, so that a burst of lookups waits
+ * turns; one tenant never has all places, so that its looks, all blocked, leave one. Each tenant has a bounded part of the queue: as many as one loop looks up of a type at once, so that a burst of lookups waits
  * and is not dropped. A question for which there is no room, or that waited longer than its lookup, is dropped and counted: the
  * oldest first, since its lookup ends first. */
 #include <assert.h>
@@ -31,6 +31,7 @@ enum {
 /* A question that waits for its owner. */
 struct question {
     struct turns_item turn;
+    struct turns_share *place; /* of the tenant, while it is looked up */
     struct hydration_shard *asker;
     int64_t expires_ns;
     size_t bytes; /* of itself */
@@ -128,7 +129,7 @@ void hydration_owner_ask(struct hydration_owner_slot *slot, const struct hydrati
     struct turns_item *dropped =
         turns_make_room(&slot->turns, tenant, QUESTIONS_OF_TENANT_MAX, QUESTIONS_MAX);
     turns_put(&slot->turns, tenant, &question->turn);
-    unsigned next = slot->busy < HYDRATION_PARALLEL ? slot->busy : 0;
+    unsigned next = slot->busy < HYDRATION_LOOK_PLACES ? slot->busy : 0;
     pthread_mutex_unlock(&slot->lock);
     for (unsigned i = 0; i <= next; i++) /* one may be busy with a slow read */
         task_wake(slot->answering[i]);
@@ -136,19 +137,44 @@ void hydration_owner_ask(struct hydration_owner_slot *slot, const struct hydrati
         drop_question(dropped);
 }
 
-/* The next one whose lookup still waits; NULL: none. */
+/* The tenant of the next question, when so many more looks begin before it; NULL: none may be looked up. */
+static struct turns_share *next_tenant(const struct hydration_owner_slot *slot, unsigned more)
+{
+    unsigned taken = slot->looks + more;
+    return taken < HYDRATION_LOOK_PLACES ? turns_first_to_enter(&slot->turns, HYDRATION_LOOK_PLACES - taken)
+                                         : NULL;
+}
+
+/* The next one whose lookup still waits and whose tenant may have one more place, which it takes; NULL: none. */
 static struct question *take_question(struct hydration_owner_slot *slot)
 {
     int64_t now_ns = clock_mono_ns();
-    struct turns_item *item;
+    struct question *question = NULL;
+    struct turns_share *tenant;
 
     pthread_mutex_lock(&slot->lock);
-    while ((item = turns_peek(&slot->turns)) != NULL &&
-           CONTAINER_OF(item, struct question, turn)->expires_ns <= now_ns)
-        drop_question(turns_take(&slot->turns, item->share)); /* it does not use its tenant's turn */
-    item = turns_next(&slot->turns);
+    while (!question && (tenant = next_tenant(slot, 0)) != NULL) {
+        uint64_t hash = tenant->node.hash;
+        question = CONTAINER_OF(TAILQ_FIRST(&tenant->items), struct question, turn);
+        if (question->expires_ns <= now_ns) { /* it does not use its tenant's turn */
+            drop_question(turns_take(&slot->turns, tenant));
+            question = NULL;
+            continue;
+        }
+        turns_remove_turn(&slot->turns, &question->turn);
+        question->place = turns_enter(&slot->turns, hash, HYDRATION_LOOK_PLACES);
+        slot->looks++;
+    }
     pthread_mutex_unlock(&slot->lock);
-    return item ? CONTAINER_OF(item, struct question, turn) : NULL;
+    return question;
+}
+
+static void leave_place(struct hydration_owner_slot *slot, struct question *question)
+{
+    pthread_mutex_lock(&slot->lock);
+    turns_leave(&slot->turns, question->place);
+    slot->looks--;
+    pthread_mutex_unlock(&slot->lock);
 }
 
 /* ---- answers ---- */
@@ -203,7 +229,10 @@ static bool answer_one(struct hydration_owner_slot *slot, struct question *asked
                                    .entity_id = question->entity_id,
                                    .cover = question->cover}};
     note_asked(slot); /* before the look: a later change wakes the reader of the owner's events */
+    turns_work_for(hash_seeded(question->tenant)); /* connections of the owner's pool are the tenant's too */
     enum status status = look_open(look, &slot->row, clock_deadline_ms(HYDRATION_OWNER_MS), &error);
+    turns_work_for(0);
+    leave_place(slot, asked);
     FAILPOINT("hydration.before_answer");
     if (status != STATUS_OK) {
         look->failed = true;
@@ -265,22 +294,22 @@ static void answer_some(struct hydration_owner_slot *slot)
     }
 }
 
-/* On a worker, one of HYDRATION_PARALLEL. */
+/* On a worker, one of HYDRATION_LOOK_PLACES. */
 static int64_t answer_step(struct task *task, void *context)
 {
     struct hydration_owner_slot *slot = context;
 
     pthread_mutex_lock(&slot->lock);
     slot->busy++;
-    bool is_more = slot->turns.queued > 1;
+    bool is_more = slot->turns.queued > 1 && next_tenant(slot, 1);
     pthread_mutex_unlock(&slot->lock);
-    for (size_t i = 0; i < HYDRATION_PARALLEL && is_more; i++)
+    for (size_t i = 0; i < HYDRATION_LOOK_PLACES && is_more; i++)
         if (slot->answering[i] != task)
             task_wake(slot->answering[i]);
     answer_some(slot);
     pthread_mutex_lock(&slot->lock);
     slot->busy--;
-    is_more = slot->turns.queued > 0;
+    is_more = next_tenant(slot, 0); /* not: its looks end in other runs, which go on with it */
     pthread_mutex_unlock(&slot->lock);
     return is_more ? TASK_NOW : TASK_IDLE;
 }
@@ -443,7 +472,7 @@ void hydration_provide(struct hydration *hydration, const struct hydration_owner
     snprintf(slot->group, sizeof slot->group, "entity-%s", owner->entity_type);
     turns_init(&slot->turns);
     pthread_mutex_init(&slot->lock, NULL);
-    for (size_t i = 0; i < HYDRATION_PARALLEL; i++) {
+    for (size_t i = 0; i < HYDRATION_LOOK_PLACES; i++) {
         slot->answering[i] =
             task_create(&(struct task_config){.name = "hydration_owner",
                                               .loop = loop_group_loop(hydration->config.loops, 0),
@@ -466,9 +495,9 @@ void hydration_owner_close(struct hydration_owner_slot *slot)
 {
     struct turns_item *item;
 
-    for (size_t i = 0; i < HYDRATION_PARALLEL; i++)
+    for (size_t i = 0; i < HYDRATION_LOOK_PLACES; i++)
         task_stop(slot->answering[i], TASK_FOREVER);
-    for (size_t i = 0; i < HYDRATION_PARALLEL; i++) /* when all have stopped: each wakes the others */
+    for (size_t i = 0; i < HYDRATION_LOOK_PLACES; i++) /* when all have stopped: each wakes the others */
         task_destroy(slot->answering[i]);
     while ((item = turns_next(&slot->turns)) != NULL)
         drop_question(item);

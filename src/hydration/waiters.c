@@ -40,6 +40,7 @@ struct hydration_shard *hydration_shard_create(struct hydration *hydration, stru
     map_reserve(&shard->lookups, HYDRATION_LOOKUPS_MAX); /* so that it does not grow while it is walked */
     TAILQ_INIT(&shard->leaving);
     turns_init(&shard->turns);
+    turns_init(&shard->job_turns);
     hydration_metrics_register();
     return shard;
 }
@@ -55,6 +56,7 @@ void hydration_shard_destroy(struct hydration_shard *shard)
     hydration_memory_deinit(&shard->memory);
     map_deinit(&shard->lookups);
     turns_deinit(&shard->turns);
+    turns_deinit(&shard->job_turns);
     buf_deinit(&shard->cut);
     free(shard);
 }

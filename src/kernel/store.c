@@ -15,7 +15,8 @@
 #include "outbox/outbox.h"
 
 enum {
-    OWN_THREADS = 12, /* beside handlers of events: four outboxes with two tasks each, retention, upkeep */
+    OWN_THREADS =
+        24, /* beside handlers of events: four outboxes with two tasks each, owners' looks, retention, upkeep */
     GRACE_MS = 3000,
     CLEANUP_MS = 15000, /* of hydration */
     PROBE_MS = 1000,

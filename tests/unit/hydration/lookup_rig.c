@@ -34,19 +34,23 @@ const struct hydration_cover rig_existence = {.mode = HYDRATION_EXISTENCE},
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 static bool is_held;
+static bool holds_owner_alone;
+static const char *held_tenant; /* NULL: every one */
 static unsigned held, finds, looks, retries, questions, answers, owner_looks;
 static struct rig_question question;
 
 /* ---- instead of ledger.c and wire.c ---- */
 
-static void pass_gate(unsigned *count)
+static void pass_gate(unsigned *count, struct str tenant)
 {
     pthread_mutex_lock(&lock);
     ++*count;
-    held++;
-    while (is_held)
+    bool stops = (!held_tenant || str_eq(tenant, str_from(held_tenant))) &&
+                 (!holds_owner_alone || count == &owner_looks);
+    held += stops;
+    while (is_held && stops)
         pthread_cond_wait(&moved, &lock);
-    held--;
+    held -= stops;
     pthread_mutex_unlock(&lock);
 }
 
@@ -62,12 +66,13 @@ enum status hydration_ledger_find(struct db_pool *pool, const struct hydration_n
 {
     static const struct hydration_finding nothing = {.kind = HYDRATION_LEDGER_JOIN, .ttl_ms = 5000};
     bool looks_only = correlation_id.len == 0;
-    (void)pool, (void)policy, (void)copy_ttl_ms, (void)deadline_ns, (void)arena;
-    pass_gate(looks_only ? &looks : &finds);
+    (void)pool, (void)policy, (void)copy_ttl_ms, (void)deadline_ns;
+    pass_gate(looks_only ? &looks : &finds, need->tenant);
     *finding = !looks_only ? script.find : script.look_is_set ? script.look : nothing;
     struct hydration_event *event = &finding->event;
     event->kind =
         finding->kind == HYDRATION_LEDGER_COPY ? HYDRATION_EVENT_UPDATED : HYDRATION_EVENT_NOT_FOUND;
+    event->data = arena_str(arena, event->data);
     event->tenant = need->tenant;
     event->entity_type = need->entity_type;
     event->entity_id = need->entity_id;
@@ -82,8 +87,8 @@ enum status hydration_ledger_retry(struct db_pool *pool, const struct hydration_
                                    const struct hydration_policy *policy, struct str correlation_id,
                                    int64_t deadline_ns, bool *granted, struct error *error)
 {
-    (void)pool, (void)need, (void)policy, (void)correlation_id, (void)deadline_ns;
-    pass_gate(&retries);
+    (void)pool, (void)policy, (void)correlation_id, (void)deadline_ns;
+    pass_gate(&retries, need->tenant);
     *granted = script.grants;
     return verdict(error);
 }
@@ -146,7 +151,7 @@ static enum status look(void *context, const struct hydration_need *asked, int64
                         struct hydration_entity *entity, struct error *error)
 {
     (void)context, (void)deadline_ns;
-    pass_gate(&owner_looks);
+    pass_gate(&owner_looks, asked->tenant);
     if (script.owner_fails)
         return error_set(error, STATUS_UNAVAILABLE, "not now");
     entity->found = str_eq(asked->entity_id, STR("a")) ? HYDRATION_ENTITY_EXISTS : HYDRATION_ENTITY_ABSENT;
@@ -197,11 +202,28 @@ unsigned rig_allocations(void)
 
 /* ---- looking at it ---- */
 
-void rig_hold(void)
+static void hold(const char *tenant, bool owner_alone)
 {
     pthread_mutex_lock(&lock);
     is_held = true;
+    held_tenant = tenant;
+    holds_owner_alone = owner_alone;
     pthread_mutex_unlock(&lock);
+}
+
+void rig_hold(void)
+{
+    hold(NULL, false);
+}
+
+void rig_hold_tenant(const char *tenant)
+{
+    hold(tenant, false);
+}
+
+void rig_hold_owner(const char *tenant)
+{
+    hold(tenant, true);
 }
 
 void rig_let_go(void)
@@ -388,6 +410,17 @@ static bool is_empty(void *arg)
     return rig_shard->waiter_count == 0 && rig_shard->lookups.count == 0;
 }
 
+static bool is_idle(void *arg)
+{
+    (void)arg;
+    return rig_shard->jobs == 0 && rig_shard->job_turns.queued == 0;
+}
+
+bool turn_until_idle(void)
+{
+    return turn_until(is_idle, NULL);
+}
+
 bool turn_until_empty(void)
 {
     return turn_until(is_empty, NULL);
@@ -422,7 +455,7 @@ int rig_open(void **state)
     rig_loop = loop_group_loop(loops, 0);
     rig = (struct hydration){
         .config = {.loops = loops,
-                   .workers = worker_pool_create("test", (unsigned)turns_places(HYDRATION_JOBS_MAX), 64),
+                   .workers = worker_pool_create("test", (unsigned)turns_places(HYDRATION_JOB_PLACES), 64),
                    .settings = &settings},
         .shards = shards};
     atomic_store(&rig.bus, (struct bus *)&rig); /* never looked into */

@@ -29,8 +29,10 @@ struct rig_script {                /* set it while no job runs */
 };
 extern struct rig_script script;
 extern const struct hydration_finding in_ledger, not_in_ledger, join_others;
-void rig_provide(void); /* an owner of items in this process; it has "a" */
-void rig_hold(void);    /* jobs stop before the ledger, and the owner before it looks … */
+void rig_provide(void);                   /* an owner of items in this process; it has "a" */
+void rig_hold(void);                      /* jobs stop before the ledger, and the owner before it looks … */
+void rig_hold_tenant(const char *tenant); /* … of this one alone */
+void rig_hold_owner(const char *tenant);  /* … the owner alone, for this one */
 void rig_let_go(void);
 unsigned rig_finds(void), rig_looks(void), rig_retries(void), rig_questions(void), rig_held(void),
     rig_answers(void) /* published */, rig_owner_looks(void);
@@ -68,6 +70,7 @@ bool turn_until(bool (*is)(void *arg), void *arg);
 bool turn_until_done(struct person *person);
 bool turn_until_count(unsigned (*count)(void), unsigned wanted);
 void turn_for_ms(int64_t ms);
+bool turn_until_idle(void);  /* no job */
 bool turn_until_empty(void); /* neither waiter nor lookup */
 uint64_t ignored(const char *reason);
 

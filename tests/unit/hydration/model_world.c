@@ -232,11 +232,24 @@ enum status __wrap_hydration_wire_send(struct hydration *hydration, const struct
 /* ---- the workers ---- */
 
 bool __wrap_worker_pool_submit(struct worker_pool *pool, struct worker_job *job);
+static size_t count_of_share(struct worker_job *const *jobs, size_t count, uint64_t share)
+{
+    size_t found = 0;
+    for (size_t i = 0; i < count; i++)
+        found += jobs[i]->share == share;
+    return found;
+}
+
+/* One tenant leaves a place. */
 bool __wrap_worker_pool_submit(struct worker_pool *pool, struct worker_job *job)
 {
     (void)pool;
-    MODEL_CHECK(world.workers_are_full || world.queued_count + world.ran_count < HYDRATION_JOBS_MAX,
+    MODEL_CHECK(world.workers_are_full || world.queued_count + world.ran_count < HYDRATION_JOB_PLACES,
                 "too many jobs at once");
+    MODEL_CHECK(world.workers_are_full || count_of_share(world.queued, world.queued_count, job->share) +
+                                                  count_of_share(world.ran, world.ran_count, job->share) <
+                                              HYDRATION_JOBS_MAX,
+                "too many jobs of one tenant");
     if (!world.workers_are_full)
         world.queued[world.queued_count++] = job;
     return !world.workers_are_full;

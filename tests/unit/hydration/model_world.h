@@ -32,7 +32,7 @@ struct world {
     size_t question_count;
     int64_t max_retries;
     bool ledger_fails, wire_fails, refuses_retries, workers_are_full;
-    struct worker_job *queued[HYDRATION_JOBS_MAX], *ran[HYDRATION_JOBS_MAX];
+    struct worker_job *queued[HYDRATION_JOB_PLACES], *ran[HYDRATION_JOB_PLACES];
     size_t queued_count, ran_count;
 };
 extern struct world world;

@@ -239,6 +239,37 @@ static void test_a_greedy_tenant_of_many_types_leaves_places_and_turns_to_others
     free(people);
 }
 
+/* Its jobs wait for connections that its other work has: the last place of the loop is for another tenant. */
+static void test_blocked_jobs_of_one_tenant_leave_a_place_to_another(void **state)
+{
+    (void)state;
+    struct person people[2 * HYDRATION_JOBS_MAX], bob = {0};
+    char ids[2 * HYDRATION_JOBS_MAX][8];
+    struct hydration_need need = rig_need("ann", rig_full);
+    memset(people, 0, sizeof people);
+    script.find = not_in_ledger;
+    rig_hold_tenant("acme");
+    for (int i = 0; i < 2 * HYDRATION_JOBS_MAX; i++) {
+        snprintf(ids[i], sizeof ids[i], "%d", i);
+        need.entity_id = str_from(ids[i]);
+        ask_need(&people[i], need, false);
+    }
+    assert_true(turn_until_count(rig_held, HYDRATION_JOBS_MAX));
+    need.tenant = STR("modest");
+    for (int i = 0; i < 3; i++) {
+        need.entity_id = str_from(ids[i]);
+        ask_need(&bob, need, false);
+        assert_true(turn_until_done(&bob));
+        assert_int_equal(bob.result, HYDRATION_NOT_FOUND);
+    }
+    assert_int_equal(rig_held(), HYDRATION_JOBS_MAX);
+    assert_int_equal(rig_finds(), HYDRATION_JOBS_MAX + 3);
+    rig_let_go();
+    for (int i = 0; i < 2 * HYDRATION_JOBS_MAX; i++)
+        assert_true(turn_until_done(&people[i]));
+    assert_true(turn_until_empty());
+}
+
 static void test_h2_an_answer_may_arrive_before_the_job_is_done(void **state)
 {
     (void)state;
@@ -334,6 +365,7 @@ int main(void)
         TEST(test_too_many_entities_at_once_are_refused),
         TEST(test_a_greedy_tenant_leaves_places_and_turns_to_others),
         TEST(test_a_greedy_tenant_of_many_types_leaves_places_and_turns_to_others),
+        TEST(test_blocked_jobs_of_one_tenant_leave_a_place_to_another),
         TEST(test_h2_an_answer_may_arrive_before_the_job_is_done),
         TEST(test_h2_a_cancelled_waiter_is_never_called),
         TEST(test_h2_a_callback_may_cancel_others_and_ask_again),

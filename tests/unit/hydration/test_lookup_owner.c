@@ -112,6 +112,38 @@ static void test_many_questions_to_a_local_owner_are_all_answered(void **state)
     assert_true(turn_until_empty());
 }
 
+/* The owner hangs for one tenant: the last place is for another one. */
+static void test_blocked_looks_of_one_tenant_leave_a_place_to_another(void **state)
+{
+    (void)state;
+    struct person people[4 * HYDRATION_PARALLEL], bob = {0};
+    char ids[4 * HYDRATION_PARALLEL][8];
+    struct hydration_need need = rig_need("ann", rig_full);
+    memset(people, 0, sizeof people);
+    rig_provide();
+    rig_policy.max_retries = 0;
+    rig_hold_owner("acme");
+    for (int i = 0; i < 4 * HYDRATION_PARALLEL; i++) {
+        snprintf(ids[i], sizeof ids[i], "x%d", i);
+        need.entity_id = str_from(ids[i]);
+        ask_need(&people[i], need, false);
+    }
+    assert_true(turn_until_count(rig_held, HYDRATION_PARALLEL));
+    need.tenant = STR("modest");
+    for (int i = 0; i < 3; i++) {
+        need.entity_id = str_from(ids[i]);
+        ask_need(&bob, need, false);
+        assert_true(turn_until_done(&bob));
+        assert_int_equal(bob.result, HYDRATION_NOT_FOUND);
+    }
+    assert_int_equal(rig_held(), HYDRATION_PARALLEL);
+    assert_int_equal(rig_owner_looks(), HYDRATION_PARALLEL + 3);
+    rig_let_go();
+    for (int i = 0; i < 4 * HYDRATION_PARALLEL; i++)
+        assert_true(turn_until_done(&people[i]));
+    assert_true(turn_until_empty());
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -121,6 +153,7 @@ int main(void)
         TEST(test_the_retry_of_a_direct_question_goes_over_the_bus),
         TEST(test_the_answer_to_a_retry_counts_after_an_older_direct_answer),
         TEST(test_many_questions_to_a_local_owner_are_all_answered),
+        TEST(test_blocked_looks_of_one_tenant_leave_a_place_to_another),
     };
     log_set_level(LOG_LEVEL_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -319,7 +319,8 @@ static void close_shard(void)
     for (int i = 0; i < 3; i++)
         loop_run_once(loop, 0);
     MODEL_CHECK(shard->lookups.count == 0 && shard->waiter_count == 0 && shard->background_count == 0 &&
-                    shard->turns.queued == 0 && shard->turns.shares.count == 0 && shard->jobs == 0,
+                    shard->job_turns.queued == 0 && shard->job_turns.shares.count == 0 &&
+                    shard->turns.shares.count == 0 && shard->jobs == 0,
                 "something is left of %zu lookups", shard->lookups.count);
     hydration_shard_destroy(shard);
 }

@@ -1,9 +1,12 @@
 /* Waiters (H3, H5): deadlines, retries, outages, the end, and threads that block. */
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 
+#include "base/budget.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "lookup_rig.h"
 
 /* ---- time ---- */
@@ -144,7 +147,7 @@ static void test_h3_an_answer_ends_a_retry_that_is_queued(void **state)
     }
     assert_true(turn_until_count(rig_held, HYDRATION_JOBS_MAX));
     turn_for_ms(30);
-    assert_int_equal(rig_shard->turns.queued, 1);
+    assert_int_equal(rig_shard->job_turns.queued, 1);
     hear(answer);
     assert_int_equal(ann.result, HYDRATION_UPDATED);
     rig_let_go();
@@ -256,6 +259,43 @@ static void test_h5_the_lookup_of_a_deferring_caller_goes_on(void **state)
     assert_true(turn_until_empty());
     ask(&again, "ann", rig_full);
     assert_int_equal(again.way, HYDRATION_BY_MEMORY);
+}
+
+/* Lookups whose expired copies are large: these are charged, and where there is no room they are not kept. */
+static void test_stale_copies_of_the_ledger_stay_within_the_share_of_hydration(void **state)
+{
+    (void)state;
+    enum { COUNT = 64, COPY_BYTES = 256 * 1024, SHARE_COPIES = 8 };
+    static char copy[COPY_BYTES];
+    struct person *people = calloc(COUNT, sizeof *people);
+    struct hydration_need need = rig_need("ann", rig_full);
+    char ids[COUNT][8];
+    size_t before = budget_used(BUDGET_HYDRATION), arenas = 0;
+    struct map_node *node;
+    memset(copy, ' ', COPY_BYTES);
+    script.find = join_others;
+    script.find.event.data = str_of(copy, COPY_BYTES);
+    budget_set_limit((size_t)10 * SHARE_COPIES * COPY_BYTES); /* hydration has a tenth */
+    for (int i = 0; i < COUNT; i++) {
+        snprintf(ids[i], sizeof ids[i], "%d", i);
+        need.entity_id = str_from(ids[i]);
+        ask_need(&people[i], need, false);
+    }
+    assert_true(turn_until_count(rig_finds, COUNT));
+    assert_true(turn_until_idle());
+    size_t used = budget_used(BUDGET_HYDRATION) - before;
+    assert_true(used >= (size_t)SHARE_COPIES / 4 * COPY_BYTES); /* some are kept, and charged … */
+    assert_true(used <= budget_share(BUDGET_HYDRATION));        /* … others are not kept */
+    MAP_EACH(node, &rig_shard->lookups)
+        arenas += arena_bytes(&CONTAINER_OF(node, struct hydration_lookup, node)->job.arena);
+    assert_true(arenas <= (size_t)COUNT * 2 * HYDRATION_ARENA_BYTES);
+    for (int i = 0; i < COUNT; i++)
+        hydration_waiter_cancel(&people[i].waiter);
+    assert_true(turn_until_empty());
+    loop_run_once(rig_loop, 0);
+    assert_int_equal(budget_used(BUDGET_HYDRATION), before);
+    budget_set_limit(0);
+    free(people);
 }
 
 static void test_stopping_completes_all_waiters(void **state)
@@ -386,6 +426,7 @@ int main(void)
         TEST(test_lookups_are_unavailable_while_postgresql_is_down),
         TEST(test_h5_a_narrow_copy_is_returned_without_postgresql),
         TEST(test_h5_the_lookup_of_a_deferring_caller_goes_on),
+        TEST(test_stale_copies_of_the_ledger_stay_within_the_share_of_hydration),
         TEST(test_stopping_completes_all_waiters),
         TEST(test_without_workers_lookups_are_unavailable),
         TEST(test_a_thread_waits_for_all_at_once),
