@@ -68,7 +68,7 @@ struct refdata_database {
     bool is_closing;         /* the home loop's: it is not in the catalog any more, or the process stops */
     struct outbox *commands; /* commands.h: NULL where PostgreSQL carries them, or none is accepted */
     struct refdata_committer *committer; /* command/: makes commits of POSTs */
-    struct task *changes;                /* command/: publishes changed items for hydration */
+    struct refdata_changes *changes;     /* command/: publishes changed items for hydration */
     struct refdata_decisions
         *decisions; /* command/: clients that wait for them, and notices between processes */
     bool applies;   /* apply/: the role runs here */

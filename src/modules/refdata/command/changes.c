@@ -4,11 +4,21 @@
  *
  * A process that can read the dictionary claims the rows, and deletes them when the bus of events has the messages. After a
  * failure the unpublished rest of a pair goes to the end of the queue, so that a failing pair does not delay the others. An item
- * that can never be published is logged and left out: copies of it expire. The task runs when it is woken and, because a notice
- * can be lost, every few seconds. */
+ * that can never be published is logged and left out: copies of it expire.
+ *
+ * Tenants take turns: a claim is for rows of one tenant. Each lane, a task, publishes for one tenant at a time, and a tenant has one lane
+ * of a process at most, so that one whose SQL hangs leaves the other lane to the others. A lane runs when it is woken and, because a
+ * notice can be lost, every few seconds. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
 #include "base/clock.h"
 #include "base/failpoint.h"
+#include "base/hash.h"
 #include "base/log.h"
+#include "base/memory.h"
+#include "base/turns.h"
 #include "hydration/event.h"
 #include "hydration/hydration.h"
 #include "kernel/store.h"
@@ -22,22 +32,31 @@ enum {
     POLL_MS = 5000,   /* in case a notice was lost */
     BACKOFF_MS = 500, /* after a failure */
     RUN_MS = 10000,   /* less than a claim lasts */
+    LANES = 2,
 };
 
 /* A claim that was not finished expires after that interval. The table has only rows that wait. Rows of dictionaries that this
- * process cannot read are left to other processes, and to the time when it can. Sorted: of a pair, rows that mean all of its items
- * come first, then each key. */
+ * process cannot read are left to other processes, and to the time when it can. $3: the tenants of other lanes; $4: the tenant of the last claim,
+ * after which the next one comes. Sorted: of a pair, rows that mean all of its items come first, then each key. */
+#define DUE                                                            \
+    "(c.claimed_until is null or c.claimed_until < clock_timestamp())" \
+    " and c.dict_code = any($2) and c.tenant_id <> all($3)"
 static const struct db_statement claim_sql =
-    DB_STATEMENT("with claimed as ("
+    DB_STATEMENT("with turn as materialized ("
+                 "    select c.tenant_id from refdata.item_change c where " DUE
+                 "    order by c.tenant_id <= $4, c.tenant_id, c.id limit 1 for update skip locked),"
+                 " claimed as ("
                  "    update refdata.item_change c set claimed_until = clock_timestamp() + interval '15 s'"
-                 "    from (select id from refdata.item_change"
-                 "          where (claimed_until is null or claimed_until < clock_timestamp())"
-                 "            and dict_code = any($2) order by id limit $1 for update skip locked) due"
+                 "    from (select c.id from refdata.item_change c"
+                 "          where " DUE " and c.tenant_id = (select tenant_id from turn)"
+                 "          order by c.id limit $1 for update skip locked) due"
                  "    where c.id = due.id returning c.*)"
-                 " select c.id, c.tenant_id, c.dict_code, k.key, c.keys is null"
+                 " select c.id, c.tenant_id, c.dict_code, k.key, c.keys is null,"
+                 "        exists (select from refdata.item_change c"
+                 "                where " DUE " and c.tenant_id <> (select tenant_id from turn))"
                  " from claimed c left join lateral unnest(c.keys) as k (key) on true"
-                 " order by c.tenant_id, c.dict_code, c.keys is null desc, k.key");
-enum { ID, TENANT, CODE, KEY, IS_ALL };
+                 " order by c.dict_code, c.keys is null desc, k.key");
+enum { ID, TENANT, CODE, KEY, IS_ALL, OTHERS };
 static const struct db_statement finish_sql =
     DB_STATEMENT("delete from refdata.item_change where id = any($1::bigint[])");
 /* At the end of the queue, with their original created_at, because upkeep deletes rows that wait too long. $4: the keys that are
@@ -47,7 +66,7 @@ static const struct db_statement put_back_sql = DB_STATEMENT(
     " insert into refdata.item_change (tenant_id, dict_code, keys, created_at)"
     " select $2, $3, $4::text[], min(created_at) from gone having count(*) > 0");
 
-/* Rows that this process has claimed, on a worker. */
+/* Rows that a lane has claimed, of one tenant. */
 struct claim {
     struct hydration *hydration;
     struct db_pool *pool;
@@ -140,9 +159,7 @@ static enum status publish_rows(struct claim *claim, struct error *error)
         pair.tenant = db_result_str(rows, pair.first, TENANT);
         pair.code = db_result_str(rows, pair.first, CODE);
         pair.end = pair.first + 1;
-        while (pair.end < db_result_rows(rows) &&
-               str_eq(pair.tenant, db_result_str(rows, pair.end, TENANT)) &&
-               str_eq(pair.code, db_result_str(rows, pair.end, CODE)))
+        while (pair.end < db_result_rows(rows) && str_eq(pair.code, db_result_str(rows, pair.end, CODE)))
             pair.end++;
         enum status status = list_held(claim, &pair, deadline_ns, &later);
         pair.is_listed |= status == STATUS_OK;
@@ -173,53 +190,128 @@ static enum status publish_rows(struct claim *claim, struct error *error)
     return status;
 }
 
-/* *found: rows were claimed. */
-static enum status publish_once(const struct refdata_database *database, bool *found, struct error *error)
+/* ---- lanes ---- */
+
+struct refdata_changes {
+    struct refdata_database *database;
+    pthread_mutex_t lock; /* held while a lane claims: no two choose the same tenant. For what follows */
+    char *last;           /* the tenant of the last claim; NULL: none yet */
+    struct changes_lane {
+        struct refdata_changes *changes;
+        struct task *task;
+        char *tenant;        /* whose rows it publishes; NULL: none */
+        atomic_bool is_busy; /* it publishes, and claims again after that */
+    } lanes[LANES];
+};
+
+static void wake_another(struct refdata_changes *changes, const struct changes_lane *self)
 {
-    struct claim claim = {.hydration = kernel_hydration(database->refdata->kernel),
-                          .pool = database->site.pool,
-                          .deadline_ns = clock_deadline_ms(RUN_MS)};
-    struct refdata_catalog *catalog = refdata_database_catalog(database);
-    struct buf codes = {0}; /* of dictionaries that live in this database and can be read */
+    for (size_t i = 0; i < LANES; i++)
+        if (&changes->lanes[i] != self && !atomic_load(&changes->lanes[i].is_busy)) {
+            task_wake(changes->lanes[i].task);
+            return;
+        }
+}
+
+/* A busy lane claims again, but only once it has published. */
+void refdata_changes_wake(struct refdata_changes *changes)
+{
+    task_wake(changes->lanes[0].task);
+    if (atomic_load(&changes->lanes[0].is_busy))
+        wake_another(changes, &changes->lanes[0]);
+}
+
+static void set_tenant(struct changes_lane *lane, struct str tenant)
+{
+    free(lane->tenant);
+    lane->tenant = tenant.len ? str_dup(tenant) : NULL;
+    atomic_store(&lane->is_busy, tenant.len > 0);
+}
+
+/* Without rows: none is due. */
+static enum status claim_rows(struct changes_lane *lane, struct claim *claim, struct error *error)
+{
+    struct refdata_changes *changes = lane->changes;
+    struct refdata_catalog *catalog = refdata_database_catalog(changes->database);
+    struct buf codes = {0},
+               others = {0}; /* codes of dictionaries that live in this database and can be read */
+
     for (size_t i = 0; i < catalog->dictionary_count; i++) {
         const struct refdata_dictionary *dictionary = catalog->dictionaries[i];
-        if (dictionary->database == database && atomic_load(&dictionary->state) != REFDATA_DISABLED)
+        if (dictionary->database == changes->database && atomic_load(&dictionary->state) != REFDATA_DISABLED)
             db_array_put(&codes, dictionary->code);
     }
     refdata_catalog_unref(catalog);
-    enum status status = db_pool_query(claim.pool, &claim_sql,
-                                       DB_PARAMS(db_i64(ROWS_MAX), db_text_array(db_array_end(&codes))),
-                                       claim.deadline_ns, &claim.rows, error);
-    buf_deinit(&codes);
+    pthread_mutex_lock(&changes->lock);
+    for (size_t i = 0; i < LANES; i++)
+        if (changes->lanes[i].tenant)
+            db_array_put(&others, str_from(changes->lanes[i].tenant));
+    enum status status = db_pool_query(claim->pool, &claim_sql,
+                                       DB_PARAMS(db_i64(ROWS_MAX), db_text_array(db_array_end(&codes)),
+                                                 db_text_array(db_array_end(&others)),
+                                                 db_cstr(changes->last ? changes->last : "")),
+                                       claim->deadline_ns, &claim->rows, error);
+    if (status == STATUS_OK && db_result_rows(claim->rows) > 0) {
+        set_tenant(lane, db_result_str(claim->rows, 0, TENANT));
+        free(changes->last);
+        changes->last = str_dup(str_from(lane->tenant));
+    }
+    pthread_mutex_unlock(&changes->lock);
+    buf_deinit(&codes), buf_deinit(&others);
+    return status;
+}
+
+static void leave_tenant(struct changes_lane *lane)
+{
+    pthread_mutex_lock(&lane->changes->lock);
+    set_tenant(lane, STR_NONE);
+    pthread_mutex_unlock(&lane->changes->lock);
+}
+
+/* *found: rows were claimed. */
+static enum status publish_once(struct changes_lane *lane, bool *found, struct error *error)
+{
+    const struct refdata_database *database = lane->changes->database;
+    struct claim claim = {.hydration = kernel_hydration(database->refdata->kernel),
+                          .pool = database->site.pool,
+                          .deadline_ns = clock_deadline_ms(RUN_MS)};
+    enum status status = claim_rows(lane, &claim, error);
     *found = status == STATUS_OK && db_result_rows(claim.rows) > 0;
     FAILPOINT("command.before_publish_changes");
     claim.arena = ARENA(4096);
-    if (*found)
+    if (*found) {
+        if (str_eq(db_result_str(claim.rows, 0, OTHERS), STR("t")))
+            wake_another(lane->changes, lane);
+        turns_work_for(hash_seeded(str_from(lane->tenant))); /* its connections are the tenant's */
         status = publish_rows(&claim, error);
+        turns_work_for(0);
+        leave_tenant(lane);
+    }
     db_result_free(claim.rows);
     arena_deinit(&claim.arena);
     return status;
 }
 
-/* ---- the task ---- */
-
 static int64_t changes_step(struct task *task, void *context)
 {
-    const struct refdata_database *database = context;
+    struct changes_lane *lane = context;
     struct error error = {0};
     enum status status = STATUS_OK;
     bool found = true;
     for (unsigned round = 0; round < ROUNDS_MAX && found && status == STATUS_OK; round++)
-        status = publish_once(database, &found, &error);
+        status = publish_once(lane, &found, &error);
     if (status == STATUS_OK || status == STATUS_CANCELLED) {
         task_hold(task, TASK_MS(PACE_MS));
         return TASK_MS(found ? PACE_MS : POLL_MS);
     }
     if (task_failures(task) == 0)
-        log_warn("hydration_changes_wait", LOG_STR("database", database->name), LOG_ERROR_FIELDS(&error));
+        log_warn("hydration_changes_wait", LOG_STR("database", lane->changes->database->name),
+                 LOG_ERROR_FIELDS(&error));
     task_hold(task, TASK_MS(BACKOFF_MS));
     return task_retry(task);
 }
+
+/* ---- life ---- */
 
 static void *create_changes(void *owner, struct error *error)
 {
@@ -227,28 +319,45 @@ static void *create_changes(void *owner, struct error *error)
     (void)error;
     if (!kernel_hydration(database->refdata->kernel)) /* without a store no module asks for entities */
         return NULL;
-    return database->changes = task_create(&(struct task_config){.name = "hydration_changes",
-                                                                 .loop = database->site.home,
-                                                                 .pool = database->site.workers,
-                                                                 .run = changes_step,
-                                                                 .context = database,
-                                                                 .retry_min_ms = BACKOFF_MS,
-                                                                 .retry_max_ms = BACKOFF_MS});
+    struct refdata_changes *changes = database->changes = memory_zalloc(sizeof *changes);
+    changes->database = database;
+    pthread_mutex_init(&changes->lock, NULL);
+    for (size_t i = 0; i < LANES; i++) {
+        changes->lanes[i].changes = changes;
+        changes->lanes[i].task = task_create(&(struct task_config){.name = "hydration_changes",
+                                                                   .loop = database->site.home,
+                                                                   .pool = database->site.workers,
+                                                                   .run = changes_step,
+                                                                   .context = &changes->lanes[i],
+                                                                   .retry_min_ms = BACKOFF_MS,
+                                                                   .retry_max_ms = BACKOFF_MS});
+    }
+    return changes;
 }
 
 static void start_changes(void *part)
 {
-    task_start(part, TASK_MS(PACE_MS)); /* rows of an earlier process */
+    struct refdata_changes *changes = part;
+    task_start(changes->lanes[0].task, TASK_MS(PACE_MS)); /* rows of an earlier process */
+    for (size_t i = 1; i < LANES; i++)
+        task_start(changes->lanes[i].task, TASK_IDLE);
 }
 
 static void stop_changes(void *part)
 {
-    task_stop(part, TASK_FOREVER);
+    struct refdata_changes *changes = part;
+    for (size_t i = 0; i < LANES; i++)
+        task_stop(changes->lanes[i].task, TASK_FOREVER);
 }
 
 static void destroy_changes(void *part)
 {
-    task_destroy(part);
+    struct refdata_changes *changes = part;
+    for (size_t i = 0; i < LANES; i++)
+        task_destroy(changes->lanes[i].task);
+    free(changes->last);
+    pthread_mutex_destroy(&changes->lock);
+    free(changes);
 }
 
 const struct kernel_part refdata_changes_part = {

@@ -131,11 +131,14 @@ void refdata_commit_posts(struct refdata_database *database, struct refdata_comm
  * dictionary's code has no '/', so the key is everything after the first '/', without decoding. */
 
 struct hydration;
+struct refdata_changes;
 
 #define REFDATA_ENTITY_TYPE "dictionary_item"
 
 /* False: no item can have that id. */
 bool refdata_owner_read_id(struct str id, struct str *code, struct str *key);
+/* Any thread: rows of refdata.item_change are committed. */
+void refdata_changes_wake(struct refdata_changes *changes);
 /* In start(), where the role command runs. */
 void refdata_owner_provide(struct refdata *refdata);
 

@@ -140,7 +140,7 @@ void refdata_decisions_made(struct refdata_decisions *decisions, const struct re
 void refdata_decisions_notify_changed_items(struct refdata_decisions *decisions)
 {
     if (decisions->database->changes)
-        task_wake(decisions->database->changes);
+        refdata_changes_wake(decisions->database->changes);
     else if (decisions->notifier)
         db_notify(decisions->notifier, STR(CHANGES_CHANNEL), STR(""));
 }
@@ -155,7 +155,7 @@ static void on_decision_notice(void *context, struct str channel, struct str pay
     struct str tenant, event_id, decision, version, code = STR_NONE;
     if (str_eq(channel, STR(CHANGES_CHANNEL))) {
         if (decisions->database->changes)
-            task_wake(decisions->database->changes);
+            refdata_changes_wake(decisions->database->changes);
         return;
     }
     if (!str_split(&payload, '/', &tenant) || !str_split(&payload, '/', &event_id) ||
