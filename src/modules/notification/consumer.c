@@ -1,11 +1,6 @@
 /* The consumer (N1): a batch of events in one statement of the bus's own transaction. An event that was handled before is found in
  * processed_events and has no effect; an invalid one is dead-lettered, and the rest of its batch does not wait for it. Events that
- * the database refuses are retried one by one until their deliveries are used up; an outage of the database does not count.
- *
- * Titles of items (H6): a notification has the title of its item where the item's owner answers in time. A batch waits once, at most
- * the policy's wait_timeout_ms. After a wait with an unanswered question, batches do not wait until the window of that question has
- * passed, so that an owner that is down, or silent about one item, does not hold up the inbox. Each further wait without any answer
- * doubles that window. */
+ * the database refuses are retried one by one until their deliveries are used up; an outage of the database does not count. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -19,9 +14,6 @@
 enum {
     ARENA_BYTES = 16384,
     EVENTS_AT_ONCE = 200,
-    NO_WAIT_MS = 1,
-    NO_WAIT_PAUSE_MS = 250, /* between lookups while the owner is silent: each reads PostgreSQL */
-    DOUBLINGS_MAX = 6,
 };
 
 struct metric_family notification_events_family = {
@@ -73,73 +65,6 @@ static void free_memo(struct memo *memo)
     free(memo);
 }
 
-/* ---- titles of items, on a worker ---- */
-
-void notification_titles_init(struct notification *notification)
-{
-    notification->titles = notification->settings->hydration.policy;
-    notification->titles.module = "notification";
-    notification->titles_no_wait = notification->titles;
-    notification->titles_no_wait.wait_timeout_ms = NO_WAIT_MS;
-    if (notification->settings->hydration.enabled)
-        kernel_hydration_consumes(notification->kernel, "item");
-}
-
-static void take_titles(struct notification *notification, struct notification_event *events, size_t count,
-                        struct arena *arena)
-{
-    struct hydration *hydration = kernel_hydration(notification->kernel);
-    struct str field = STR("title");
-    size_t asked = 0, answered = 0;
-    if (!notification->settings->hydration.enabled || !hydration || !count)
-        return;
-    struct hydration_need *needs = arena_alloc(arena, count * sizeof *needs);
-    struct hydration_outcome *outcomes = arena_zalloc(arena, count * sizeof *outcomes);
-    struct notification_event **titled = arena_alloc(arena, count * sizeof(struct notification_event *));
-    for (size_t i = 0; i < count; i++) {
-        struct hydration_need *need = &needs[asked];
-        struct error error;
-        *need = (struct hydration_need){
-            .tenant = events[i].tenant,
-            .caller = events[i].user_id,
-            .entity_type = STR("item"),
-            .entity_id = events[i].sku,
-            .cover = {.mode = HYDRATION_PARTIAL},
-        };
-        if (!trace_parse(events[i].traceparent, &need->trace))
-            need->trace = (struct trace){0};
-        if (hydration_need_check(need, &field, 1, &error) == STATUS_OK) /* else the sku is not an item's id */
-            titled[asked++] = &events[i];
-    }
-    int64_t now_ns = clock_mono_ns();
-    bool waits = now_ns >= atomic_load(&notification->no_wait_until_ns);
-    if (!waits && atomic_load(&notification->titles_silent) &&
-        now_ns < atomic_load(&notification->no_wait_next_ns))
-        return;
-    atomic_store(&notification->no_wait_next_ns, now_ns + NO_WAIT_PAUSE_MS * CLOCK_NS_PER_MS);
-    const struct hydration_policy *policy = waits ? &notification->titles : &notification->titles_no_wait;
-    hydration_ask_and_wait(hydration, policy, needs, asked, arena, outcomes);
-    for (size_t i = 0; i < asked; i++) {
-        bool is_known = outcomes[i].result == HYDRATION_UPDATED;
-        struct json_value title;
-        /* Another module's text: one that a notification cannot hold is ignored. */
-        if (is_known &&
-            json_get_string(&(struct json_value){JSON_OBJECT, outcomes[i].data}, STR("title"), &title) &&
-            !json_has_nul_escape(title.raw))
-            titled[i]->item_title =
-                str_utf8_cut(json_str_decode(title.raw, arena), NOTIFICATION_TEXT_BYTES_MAX);
-        answered += is_known || outcomes[i].result == HYDRATION_NOT_FOUND;
-    }
-    if (answered)
-        atomic_store(&notification->titles_silent, 0);
-    if (answered == asked || !waits)
-        return;
-    unsigned silences = answered ? 0 : atomic_fetch_add(&notification->titles_silent, 1);
-    int64_t window_ms = notification->titles.in_flight_window_ms
-                        << (silences < DOUBLINGS_MAX ? silences : DOUBLINGS_MAX);
-    atomic_store(&notification->no_wait_until_ns, clock_deadline_ms(window_ms));
-}
-
 /* ---- the handler, on a worker ---- */
 
 static enum status write_events(struct memo *memo, struct bus_batch *batch, struct error *error)
@@ -179,7 +104,7 @@ static void handle_events(void *context, struct bus_batch *batch)
         bus_batch_term(batch, i, NOTIFICATION_INVALID_EVENT "%s", error.message);
         memo->terminated++;
     }
-    take_titles(context, memo->events, memo->count, &memo->arena);
+    notification_titles_take(context, memo->events, memo->count, &memo->arena);
     FAILPOINT("notification.before_write");
     enum status status = memo->count ? write_events(memo, batch, &error) : STATUS_OK;
     FAILPOINT("notification.before_commit");

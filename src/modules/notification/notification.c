@@ -288,6 +288,7 @@ static void destroy_notification(void *state)
     struct notification *notification = state;
     if (notification->webhooks)
         notification_webhooks_destroy(notification->webhooks);
+    notification_titles_deinit(notification);
     free(notification);
 }
 

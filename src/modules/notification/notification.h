@@ -11,6 +11,7 @@
  *
  *   audit.c         finds events that were published and never arrived, and has them published again
  *   event.c         an event of entitlements as it is read from the bus
+ *   titles.c        titles of items, from their owner
  *   webhook.c       the channel webhook: calls under way; places.h: how tenants share them
  *   inbox.c         GET /v1/users/{user_id}/notifications and the debug inbox
  *   notification.c  settings, retention, life, health
@@ -20,6 +21,7 @@
 #ifndef FRESHET_MODULES_NOTIFICATION_NOTIFICATION_H
 #define FRESHET_MODULES_NOTIFICATION_NOTIFICATION_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "base/uuid.h"
@@ -67,15 +69,25 @@ struct notification_settings {
 /* Signs webhooks; empty = they are not signed. The environment's, to the process's end. */
 struct str notification_webhook_secret(const struct notification_webhook_settings *webhook);
 
+enum { NOTIFICATION_TITLE_TENANTS = 1024 };
+struct notification_titles {
+    struct hydration_policy waits, no_wait;
+    pthread_mutex_t lock; /* for what follows */
+    struct notification_pause {
+        int64_t until_ns;  /* before this time batches do not wait: the owner of items did not answer */
+        int64_t next_ns;   /* before this time the owner is not asked, if it was silent */
+        unsigned silences; /* waits without any answer, in a row */
+    } all, tenants[NOTIFICATION_TITLE_TENANTS]; /* by a hash of the tenant */
+    size_t last_silent;                         /* that tenant's number + 1 */
+    unsigned silent_tenants;                    /* in a row */
+};
+
 struct notification {
     struct kernel *kernel;
     const struct notification_settings *settings; /* as at the start; they stay until destroy() */
     struct outbox *delivery;
     struct webhooks *webhooks; /* NULL with the channel log */
-    struct hydration_policy titles, titles_no_wait;
-    _Atomic int64_t no_wait_until_ns; /* the owner of items did not answer */
-    _Atomic int64_t no_wait_next_ns;  /* until then: the next lookup */
-    atomic_uint titles_silent;        /* waits without any answer, in a row */
+    struct notification_titles titles;
 };
 
 extern const struct db_migration notification_migrations[]; /* sql/notification */
@@ -83,9 +95,16 @@ extern const char notification_grants[];
 
 /* ---- consumer.c ---- */
 extern struct metric_family notification_events_family, notification_lag_family;
-void notification_titles_init(struct notification *notification);
 enum status notification_consumer_subscribe(struct notification *notification, struct bus *bus,
                                             struct error *error) MUST_CHECK;
+
+/* ---- titles.c ---- */
+struct notification_event;
+void notification_titles_init(struct notification *notification);
+void notification_titles_deinit(struct notification *notification);
+/* On a worker: sets item_title of events where the owner of items answers in time. */
+void notification_titles_take(struct notification *notification, struct notification_event *events,
+                              size_t count, struct arena *arena);
 
 /* ---- audit.c ---- */
 extern struct metric_family notification_audit_family;
