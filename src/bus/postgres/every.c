@@ -199,10 +199,9 @@ static void deliver_rows(struct reader *reader, const struct db_result *result, 
     }
     if (is_empty)
         return;
-    deliver_partition(reader, partition,
-                      bus_postgres_row_messages(result, begin, end, MESSAGE, reader->consumer.topic->name,
-                                                partition, &arena),
-                      end - begin);
+    const struct bus_message *messages = bus_postgres_row_messages(
+        result, begin, end, MESSAGE, reader->consumer.topic->name, partition, &arena);
+    deliver_partition(reader, partition, messages, bus_postgres_before_hole(messages, end - begin));
     arena_deinit(&arena);
 }
 

@@ -180,6 +180,8 @@ int64_t bus_postgres_upkeep(struct task *task, void *postgres);
 struct bus_message *bus_postgres_row_messages(const struct db_result *result, size_t begin, size_t end,
                                               unsigned column, struct str topic, unsigned partition,
                                               struct arena *arena);
+/* How many of them are before the first offset that is missing: the rest is a batch of its own, after a gap. */
+size_t bus_postgres_before_hole(const struct bus_message *messages, size_t count);
 
 #define POSTGRES_CREATED_US(row) "(extract(epoch from " row ".created_at) * 1000000)::bigint"
 #define POSTGRES_MESSAGE_COLUMNS \

@@ -63,6 +63,14 @@ struct bus_message *bus_postgres_row_messages(const struct db_result *result, si
     return messages;
 }
 
+size_t bus_postgres_before_hole(const struct bus_message *messages, size_t count)
+{
+    size_t end = count > 0;
+    while (end < count && messages[end].offset == messages[end - 1].offset + 1)
+        end++;
+    return end;
+}
+
 /* ---- attached to a notice: netstrings ("5:bytes,"): key, payload, then names and values of the headers in turn ---- */
 
 static void put_part(struct buf *out, struct str part)

@@ -136,10 +136,12 @@ static void read_batch(struct locked_batch *locked)
     locked->next_offset = db_result_i64(locked->rows, 0, NEXT_OFFSET);
     if (db_result_is_null(locked->rows, 0, MESSAGE))
         count = 0;
+    const struct bus_message *messages =
+        bus_postgres_row_messages(locked->rows, 0, count, MESSAGE, locked->reader->consumer.topic->name,
+                                  locked->partition, &locked->arena);
+    count = bus_postgres_before_hole(messages, count);
     locked->batch = (struct bus_batch){
-        .messages =
-            bus_postgres_row_messages(locked->rows, 0, count, MESSAGE, locked->reader->consumer.topic->name,
-                                      locked->partition, &locked->arena),
+        .messages = messages,
         .count = count,
         .verdicts = arena_zalloc(&locked->arena, (count + 1) * sizeof(struct bus_verdict)),
         .conn = locked->conn,

@@ -93,6 +93,39 @@ static void test_a_hard_limit_makes_a_gap_that_is_told(void **state)
     recorder_deinit(&every);
 }
 
+/* One message is missing between others that are read together. */
+static void test_a_hole_in_a_batch_is_a_gap(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "hole", .partitions = 1};
+    struct process process;
+    struct recorder shared, every;
+    recorder_init(&shared);
+    recorder_init(&every);
+    postgres_open(&process, &topic, 1);
+    subscribe(&process, &shared, (struct bus_subscription){.topic = "hole", .group = "holes"});
+    subscribe(&process, &every, (struct bus_subscription){.topic = "hole", .mode = BUS_EVERY});
+    process_start(&process);
+    await_ready(&shared);
+    await_ready(&every);
+    sql("DO $$ BEGIN"
+        " PERFORM platform.bus_publish('{hole}', '{0}', '{5}', '{k,k,k,k,k}', '{\"{}\",\"{}\",\"{}\",\"{}\",\"{}\"}',"
+        "                              '{0,1,2,3,4}');"
+        " DELETE FROM platform.bus_message WHERE topic = 'hole' AND message_offset = 2; END $$");
+    bool came = recorder_await_committed(&shared, 4) && recorder_await_committed(&every, 4);
+    process_close(&process);
+    assert_true(came);
+    const struct recorder *recorders[] = {&shared, &every};
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(recorders[i]->gaps, 1);
+        assert_int_equal(recorders[i]->seen[1].number, 1);
+        assert_int_equal(recorders[i]->seen[2].number, 3);
+        assert_int_equal(recorders[i]->count, 4);
+    }
+    recorder_deinit(&shared);
+    recorder_deinit(&every);
+}
+
 /* Restored from a backup, or failed over with a lost tail: offsets go back. */
 static void test_a_lost_tail_is_a_gap(void **state)
 {
@@ -207,6 +240,7 @@ int postgres_run_offsets(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_retention_waits_for_the_slowest_group),
         cmocka_unit_test(test_a_hard_limit_makes_a_gap_that_is_told),
+        cmocka_unit_test(test_a_hole_in_a_batch_is_a_gap),
         cmocka_unit_test(test_a_lost_tail_is_a_gap),
         cmocka_unit_test(test_a_new_connection_repeats_nothing),
         cmocka_unit_test(test_a_message_handed_over_after_a_crash_does_not_hide_those_at_reused_offsets),
