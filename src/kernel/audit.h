@@ -17,9 +17,14 @@ struct kernel_audit {
 void kernel_audit_add(struct kernel *kernel, const struct kernel_audit *audit, int64_t keep_ms);
 
 /* On a worker, when the bus has reported a gap to a reader: the events that were published after the last message before `offset` and are not
- * on the bus are published again. On NATS the bus recognises those that it has. */
+ * on the bus are published again. On NATS the bus recognises those that it has. What fails, such as while PostgreSQL is away, is tried
+ * again until it succeeded or the process ends. Table and topic are static. */
 void kernel_audit_gap(struct kernel *kernel, const struct outbox_table *table, const char *topic,
                       unsigned partition, int64_t offset);
+
+/* The store's: gaps that are to be tried again. The task is the site's, and has ended before the second call. */
+struct kernel_gaps *kernel_gaps_create(struct kernel *kernel, struct kernel_site *site);
+void kernel_gaps_destroy(struct kernel_gaps *gaps);
 
 extern struct metric_family kernel_audit_family;
 

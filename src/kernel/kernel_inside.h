@@ -86,6 +86,7 @@ struct kernel_store {
     size_t consumed_count;
     bool consumes;
 
+    struct kernel_gaps *gaps; /* audit.c */
     struct db_pool *probe_pool;
     struct worker_pool *prober;
     struct task *probe;

@@ -11,6 +11,7 @@
 #include "base/memory.h"
 #include "bus/bus_postgres.h"
 #include "hydration/hydration.h"
+#include "kernel/audit.h"
 #include "kernel/kernel_inside.h"
 #include "outbox/outbox.h"
 
@@ -293,6 +294,7 @@ enum status kernel_store_create(struct kernel *kernel, struct error *error)
     store->site.is_store = true;
     store->site.workers =
         worker_pool_create("store", (unsigned)kernel_bus(kernel)->handlers + OWN_THREADS, SIZE_MAX);
+    store->gaps = kernel_gaps_create(kernel, &store->site);
     store->prober = worker_pool_create("store-probe", 1, 1);
     store->probe = task_create(&(struct task_config){.name = "store-probe",
                                                      .loop = store->site.home,
@@ -384,6 +386,7 @@ void kernel_store_destroy(struct kernel *kernel)
     worker_pool_destroy(store->prober);
     db_pool_destroy(store->probe_pool);
     kernel_site_deinit(&store->site);
+    kernel_gaps_destroy(store->gaps);
     free(store);
     kernel->store = NULL;
 }

@@ -288,6 +288,27 @@ def test_an_event_that_its_owner_did_not_read_is_named_and_published_again(serve
     assert server.metrics()['freshet_events_republished_total{outbox="intake.event_outbox"}'] == 1
 
 
+def test_events_of_a_gap_that_cannot_be_published_again_at_once_are_later(serve, refdata_db, token):  # noqa: F811
+    """H4, O1: the bus reports a gap once."""
+    server = serve(refdata_db, args=items.INTAKE)
+    with server.client(token(TENANT)) as client:
+        assert items.post(client, items.item("lost")).status == 201
+    eventually(lambda: refdata_db.query("select distinct status from intake.event_outbox") == [("PUBLISHED",)] and
+               sum(done for done, in followed(refdata_db, "intake.events")) == 4)
+    server.stop()
+    refdata_db.query("with gone as (delete from platform.bus_message where topic = 'intake.events' returning partition, message_offset)"
+                     " update platform.bus_cursor c set position = g.message_offset from gone g"
+                     " where c.topic = 'intake.events' and c.partition = g.partition")
+    refdata_db.query("create function public.refuse() returns trigger language plpgsql as $$ begin raise 'not now'; end $$;"
+                     "create trigger refuse before update on intake.event_outbox for each row execute function public.refuse()")
+    server.start()
+    eventually(lambda: len(server.logs(event="audit_failed")) > 1)
+    refdata_db.query("drop trigger refuse on intake.event_outbox")
+    (line,) = eventually(lambda: server.logs(event="events_lost"))
+    assert line["republished"] == 1
+    eventually(lambda: books(server)[0] == 0)
+
+
 def test_all_events_that_a_gap_has_taken_are_published_again(serve, refdata_db, token):  # noqa: F811
     """Also more than are found by one statement."""
     server = serve(refdata_db, args=items.INTAKE)
