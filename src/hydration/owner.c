@@ -137,23 +137,22 @@ void hydration_owner_ask(struct hydration_owner_slot *slot, const struct hydrati
         drop_question(dropped);
 }
 
-/* The tenant of the next question, when so many more looks begin before it; NULL: none may be looked up. */
-static struct turns_share *next_tenant(const struct hydration_owner_slot *slot, unsigned more)
+/* The tenant of the next question that may be looked up; NULL: none. */
+static struct turns_share *next_tenant(const struct hydration_owner_slot *slot)
 {
-    unsigned taken = slot->looks + more;
-    return taken < HYDRATION_LOOK_PLACES ? turns_first_to_enter(&slot->turns, HYDRATION_LOOK_PLACES - taken)
-                                         : NULL;
+    return turns_first_to_enter(&slot->turns, HYDRATION_LOOK_PLACES - slot->looks);
 }
 
-/* The next one whose lookup still waits and whose tenant may have one more place, which it takes; NULL: none. */
-static struct question *take_question(struct hydration_owner_slot *slot)
+/* The next one whose lookup still waits and whose tenant may have one more place, which it takes; NULL: none. Another task, which is
+ * idle, goes on with the question after that. */
+static struct question *take_question(struct hydration_owner_slot *slot, const struct task *self)
 {
     int64_t now_ns = clock_mono_ns();
     struct question *question = NULL;
     struct turns_share *tenant;
 
     pthread_mutex_lock(&slot->lock);
-    while (!question && (tenant = next_tenant(slot, 0)) != NULL) {
+    while (!question && (tenant = next_tenant(slot)) != NULL) {
         uint64_t hash = tenant->node.hash;
         question = CONTAINER_OF(TAILQ_FIRST(&tenant->items), struct question, turn);
         if (question->expires_ns <= now_ns) { /* it does not use its tenant's turn */
@@ -165,7 +164,11 @@ static struct question *take_question(struct hydration_owner_slot *slot)
         question->place = turns_enter(&slot->turns, hash, HYDRATION_LOOK_PLACES);
         slot->looks++;
     }
+    bool is_more = slot->busy < HYDRATION_LOOK_PLACES && next_tenant(slot);
     pthread_mutex_unlock(&slot->lock);
+    for (size_t i = 0; i < HYDRATION_LOOK_PLACES && is_more; i++)
+        if (slot->answering[i] != self)
+            task_wake(slot->answering[i]);
     return question;
 }
 
@@ -247,7 +250,7 @@ static bool answer_one(struct hydration_owner_slot *slot, struct question *asked
 
 /* While the owner is quick, its answers are published together. The bus carries every answer: other processes may wait for it, and
  * the ledger stores it. */
-static void answer_some(struct hydration_owner_slot *slot)
+static void answer_some(struct hydration_owner_slot *slot, const struct task *self)
 {
     int64_t quick_until_ns = clock_deadline_ms(QUICK_MS), deadline_ns;
     struct hydration_event answers[ANSWERS_MAX];
@@ -258,7 +261,7 @@ static void answer_some(struct hydration_owner_slot *slot)
     bool goes_on;
 
     do {
-        question = take_question(slot);
+        question = take_question(slot, self);
         /* An answer to another process is sent before the next look, which may take long; a shard of this process already has its
          * answer. */
         goes_on = question && question->asker;
@@ -301,15 +304,11 @@ static int64_t answer_step(struct task *task, void *context)
 
     pthread_mutex_lock(&slot->lock);
     slot->busy++;
-    bool is_more = slot->turns.queued > 1 && next_tenant(slot, 1);
     pthread_mutex_unlock(&slot->lock);
-    for (size_t i = 0; i < HYDRATION_LOOK_PLACES && is_more; i++)
-        if (slot->answering[i] != task)
-            task_wake(slot->answering[i]);
-    answer_some(slot);
+    answer_some(slot, task);
     pthread_mutex_lock(&slot->lock);
     slot->busy--;
-    is_more = next_tenant(slot, 0); /* not: its looks end in other runs, which go on with it */
+    bool is_more = next_tenant(slot); /* not: its looks end in other runs, which go on with it */
     pthread_mutex_unlock(&slot->lock);
     return is_more ? TASK_NOW : TASK_IDLE;
 }
