@@ -11,7 +11,7 @@ enum {
     FIRST_PART = 256,                   /* of the reserve: a tenant's first bytes, … */
     FIRST_BYTES_MIN = 64 * 1024,        /* … or this much, for a small budget … */
     FIRST_PART_MAX = 8,                 /* … but not more than this part of the reserve */
-    FREED_BYTES_MIN = 32 * 1024 * 1024, /* of a burst, to be worth a trim */
+    FREED_BYTES_MIN = 32 * 1024 * 1024, /* below the peak of a burst, to be worth a trim */
     CACHE_LINE_BYTES = 64,
 };
 
@@ -35,8 +35,9 @@ static struct account {
     [BUDGET_HYDRATION] = {.name = "hydration", .percent = 10, .is_cache = true},
     [BUDGET_TOKENS] = {.name = "tokens", .percent = 5, .is_cache = true},
 };
-static size_t limit, common; /* 0 = no limit */
-static atomic_size_t freed;
+static size_t limit, common;      /* 0 = no limit */
+static atomic_size_t total, peak; /* of all accounts; the most there was since budget_freed_reset() */
+static atomic_bool is_freed_reported;
 static void (*on_freed_fn)(void *context);
 static void *on_freed_context;
 
@@ -155,9 +156,19 @@ static bool refuse(enum budget_account account)
     return false;
 }
 
+/* Only what was charged in the end: a charge that is refused raises no peak. */
+static void raise_total(size_t bytes)
+{
+    size_t now = atomic_fetch_add_explicit(&total, bytes, memory_order_relaxed) + bytes;
+    size_t before = atomic_load_explicit(&peak, memory_order_relaxed);
+    while (now > before && !atomic_compare_exchange_weak(&peak, &before, now))
+        ;
+}
+
 void budget_add(enum budget_account account, size_t bytes)
 {
     atomic_fetch_add_explicit(&accounts[account].used, bytes, memory_order_relaxed);
+    raise_total(bytes);
 }
 
 /* Adds first, so that of two threads that charge the last free bytes both may be refused, but never both admitted. */
@@ -165,8 +176,10 @@ bool budget_charge(enum budget_account account, size_t bytes)
 {
     struct account *at = &accounts[account];
     atomic_fetch_add(&at->used, bytes);
-    if (fits(at, 0))
+    if (fits(at, 0)) {
+        raise_total(bytes);
         return true;
+    }
     atomic_fetch_sub_explicit(&at->used, bytes, memory_order_relaxed);
     return refuse(account);
 }
@@ -216,9 +229,11 @@ bool budget_hold_tenant(enum budget_account account, uint64_t tenant_hash, size_
 
 bool budget_charge_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes)
 {
-    budget_add(account, bytes);
-    if (budget_hold_tenant(account, tenant_hash, bytes))
+    atomic_fetch_add_explicit(&accounts[account].used, bytes, memory_order_relaxed);
+    if (budget_hold_tenant(account, tenant_hash, bytes)) {
+        raise_total(bytes);
         return true;
+    }
     atomic_fetch_sub_explicit(&accounts[account].used, bytes, memory_order_relaxed);
     return false;
 }
@@ -241,8 +256,9 @@ bool budget_is_full(enum budget_account account)
 void budget_release(enum budget_account account, size_t bytes)
 {
     atomic_fetch_sub_explicit(&accounts[account].used, bytes, memory_order_relaxed);
-    size_t before = atomic_fetch_add_explicit(&freed, bytes, memory_order_relaxed);
-    if (before < FREED_BYTES_MIN && before + bytes >= FREED_BYTES_MIN && on_freed_fn)
+    size_t now = atomic_fetch_sub_explicit(&total, bytes, memory_order_relaxed) - bytes;
+    if (past(atomic_load_explicit(&peak, memory_order_relaxed), now) >= FREED_BYTES_MIN && on_freed_fn &&
+        !atomic_exchange_explicit(&is_freed_reported, true, memory_order_relaxed))
         on_freed_fn(on_freed_context);
 }
 
@@ -265,7 +281,8 @@ void budget_on_freed(void (*on_freed)(void *context), void *context)
 
 void budget_freed_reset(void)
 {
-    atomic_store(&freed, 0);
+    atomic_store(&peak, atomic_load(&total));
+    atomic_store(&is_freed_reported, false);
 }
 
 /* ---- metrics ---- */

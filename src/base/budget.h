@@ -16,7 +16,7 @@
  *   - What is used beside the reserves is at most the shares without them and the common part. With the reserves that is the limit.
  * Tenants are distinguished by a hash with a secret seed, of 4,096 values. Two with the same one count as one tenant.
  *
- * Threads: any. A charge is one atomic addition, so callers charge buffers and structs, not bytes, and never on a read of an item.
+ * Threads: any. A charge is a few atomic additions, so callers charge buffers and structs, not bytes, and never on a read of an item.
  * What was charged is released with the same number. */
 #ifndef FRESHET_BASE_BUDGET_H
 #define FRESHET_BASE_BUDGET_H
@@ -66,7 +66,8 @@ void budget_release(enum budget_account account, size_t bytes);
 void budget_release_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes);
 void budget_leave_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes); /* hold_tenant's */
 
-/* Set before threads charge. on_freed is called once when FREED_BYTES_MIN (budget.c) were released since budget_freed_reset(). */
+/* Set before threads charge. on_freed is called once when FREED_BYTES_MIN (budget.c) less is used than at the peak since
+ * budget_freed_reset(). A steady load has no such fall, however much it releases. */
 void budget_on_freed(void (*on_freed)(void *context), void *context);
 void budget_freed_reset(void);
 

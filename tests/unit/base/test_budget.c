@@ -286,6 +286,27 @@ static void test_a_burst_is_reported_once(void **state)
     budget_on_freed(NULL, NULL);
 }
 
+/* Memory that is used again at once would only be faulted in again. */
+static void test_a_steady_load_is_no_burst(void **state)
+{
+    (void)state;
+    const size_t mib = 1u << 20;
+    int calls = 0;
+    budget_on_freed(count_call, &calls);
+    budget_add(BUDGET_VERSIONS, 31 * mib);
+    for (int i = 0; i < 1000; i++) {
+        budget_release(BUDGET_VERSIONS, mib);
+        budget_add(BUDGET_VERSIONS, mib);
+        assert_false(budget_charge(BUDGET_BODIES, 64 * mib)); /* what is refused was never used */
+    }
+    budget_release(BUDGET_VERSIONS, 31 * mib);
+    assert_int_equal(calls, 0);
+    budget_add(BUDGET_VERSIONS, 32 * mib);
+    budget_release(BUDGET_VERSIONS, 32 * mib);
+    assert_int_equal(calls, 1);
+    budget_on_freed(NULL, NULL);
+}
+
 /* ---- threads ---- */
 
 /* What was admitted, counted apart from the budget. */
@@ -335,6 +356,7 @@ int main(void)
         cmocka_unit_test_setup(test_first_bytes_that_are_charged_already_make_room_for_others, reset),
         cmocka_unit_test_setup(test_many_tenants_together_stay_within_the_limit, reset),
         cmocka_unit_test_setup(test_a_bound_has_a_reserve_too, reset),
+        cmocka_unit_test_setup(test_a_steady_load_is_no_burst, reset),
         cmocka_unit_test_setup(test_a_burst_is_reported_once, reset),
         cmocka_unit_test_setup(test_threads_never_exceed_the_limit_together, reset),
     };
