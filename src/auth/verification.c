@@ -8,6 +8,7 @@
 
 #include <stdlib.h>
 
+#include "base/budget.h"
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/memory.h"
@@ -63,6 +64,7 @@ struct auth_verification {
     struct auth_keyset *keys;
     uint64_t generation;
     uint64_t sender;
+    size_t charged; /* to BUDGET_REQUESTS, by the sender: what the token claims is not proved yet */
     STAILQ_HEAD(, waiter) waiters;
     bool had_its_reading;
     struct arena arena; /* of the claims */
@@ -84,6 +86,7 @@ static void verification_destroy(void *memory)
     auth_rules_unref(v->rules);
     auth_keyset_unref(v->keys);
     arena_deinit(&v->arena);
+    budget_release_tenant(BUDGET_REQUESTS, v->sender, v->charged);
     free(v);
 }
 
@@ -227,7 +230,11 @@ bool auth_verify(struct auth *auth, struct loop *loop, uint64_t sender, struct s
         if (state->pending.count == PENDING_MAX || *pending == PENDING_OF_SENDER_MAX ||
             authorization.len == 0)
             return false;
-        v = memory_zalloc(sizeof(*v) + authorization.len);
+        size_t bytes = sizeof(*v) + authorization.len;
+        if (!budget_charge_tenant(BUDGET_REQUESTS, sender, bytes + ARENA_BLOCK_BYTES))
+            return false;
+        v = memory_zalloc(bytes);
+        v->charged = bytes + ARENA_BLOCK_BYTES;
         v->state = state;
         v->sender = sender;
         v->authorization_len = authorization.len;

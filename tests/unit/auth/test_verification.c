@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "base/budget.h"
 #include "rig.h"
 
 static struct forge_key key;
@@ -69,6 +70,46 @@ static void a_full_queue_refuses_and_calls_only_what_it_took(void **state)
         rig_turn(&rig);
     assert_int_equal(calls, taken + 1);
     rig_deinit(&rig);
+    sem_destroy(&gate);
+}
+
+/* C6: a token that waits for its check is a copy of a header of up to 32 KiB, from a client that nothing is known of. */
+static void tokens_that_wait_are_charged_to_their_sender(void **state)
+{
+    (void)state;
+    enum { TOKEN_BYTES = 30000, TOKENS = 64, BOUND = 1 << 20 };
+    static char header[TOKEN_BYTES + 1];
+    const struct forge_key *keys[] = {&key};
+    struct blocker blockers[2];
+    struct rig rig;
+    sem_t gate;
+    unsigned calls = 0, taken = 0;
+
+    rig_init(&rig);
+    rig_write_jwks(&rig, keys, 1);
+    rig_start(&rig);
+    sem_init(&gate, 0, 0);
+    for (int i = 0; i < 2; i++) {
+        blockers[i] = (struct blocker){.job = {.run = wait_at_gate, .done = nothing}, .gate = &gate};
+        assert_true(worker_pool_submit(rig.workers, &blockers[i].job));
+    }
+    budget_set_bound(BUDGET_REQUESTS, BOUND);
+    memset(header, 'x', TOKEN_BYTES);
+    for (int i = 0; i < TOKENS; i++) {
+        header[snprintf(header, sizeof header, "Bearer a.b.%02d", i)] = 'x';
+        taken += auth_verify(rig.auth, rig.loop, 1, str_of(header, TOKEN_BYTES), count_calls, &calls);
+    }
+    assert_in_range(taken, 5, BOUND / TOKEN_BYTES / 2);
+    assert_in_range(budget_used(BUDGET_REQUESTS), taken * TOKEN_BYTES, BOUND);
+    assert_true(auth_verify(rig.auth, rig.loop, 2, STR("Bearer a.c.1"), count_calls, &calls));
+    sem_post(&gate);
+    sem_post(&gate);
+    for (int i = 0; i < 1000 && calls < taken + 1; i++)
+        rig_turn(&rig);
+    assert_int_equal(calls, taken + 1);
+    rig_deinit(&rig);
+    assert_int_equal(budget_used(BUDGET_REQUESTS), 0);
+    budget_set_bound(BUDGET_REQUESTS, 0);
     sem_destroy(&gate);
 }
 
@@ -279,6 +320,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_full_queue_refuses_and_calls_only_what_it_took),
+        cmocka_unit_test(tokens_that_wait_are_charged_to_their_sender),
         cmocka_unit_test(a_flood_from_one_address_is_refused_and_others_are_not),
         cmocka_unit_test(loops_workers_and_reloads_get_along),
         cmocka_unit_test(auth_may_end_before_or_after_its_loops_have_ended),
