@@ -5,7 +5,9 @@
  * A request waits, parked, for the next rendering that begins; all that wait by then share its text, so each reads values
  * that are not older than its question. Between two renderings there is a pause, past WAITERS_MAX, or half of them from one
  * address, a request is answered 503: however many scrape, they use one thread, and only a part of its time. The text is counted and copied piece by piece
- * as a client's socket takes it. */
+ * as a client's socket takes it. A text is charged to the account of requests until its last reader ends, by the address of one
+ * that waited for it. Without room for any of them they are answered 503, unless the last text that was printed without room is gone:
+ * so one client at least sees the metrics of a process that is full. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -25,6 +27,8 @@ enum {
 struct scrape_text {
     atomic_uint refs;
     struct buf bytes, gzip; /* gzip is empty where no waiter takes it, or without memory for it */
+    size_t charged;         /* to BUDGET_REQUESTS */
+    uint64_t sender;        /* that it is charged to */
 };
 
 /* A parked request until its message runs on its loop, from then on the source of its answer. */
@@ -34,13 +38,17 @@ struct scrape_waiter {
     struct loop_park_ref ref;
     uint64_t sender;
     bool takes_gzip;
-    struct scrape_text *text; /* NULL: there is none, the process stops */
+    struct scrape_text *text; /* NULL: there is none, for this reason */
+    enum status refusal;
     struct str unsent;
 };
 
 struct kernel_scrape {
     struct worker_pool *lane; /* one thread */
     struct task *task;
+    struct buf shown; /* the task's: health as the metrics have it */
+    struct scrape_text
+        *extra; /* the task's: the last text for which there was no room, referenced; NULL = none */
     pthread_mutex_t mutex; /* of all that follows */
     struct scrape_waiter *waiters;
     unsigned waiter_count;
@@ -54,9 +62,35 @@ static void unref_text(struct scrape_text *text)
 {
     if (!text || atomic_fetch_sub(&text->refs, 1) > 1)
         return;
+    if (text->charged > 0)
+        budget_release_tenant(BUDGET_REQUESTS, text->sender, text->charged);
     buf_deinit(&text->bytes);
     buf_deinit(&text->gzip);
     free(text);
+}
+
+static bool charge_text(struct kernel_scrape *scrape, struct scrape_text *text,
+                        const struct scrape_waiter *waiters)
+{
+    size_t bytes = sizeof *text + text->bytes.capacity + text->gzip.capacity;
+    const struct scrape_waiter *payer = waiters;
+    if (scrape->extra && atomic_load(&scrape->extra->refs) == 1) {
+        unref_text(scrape->extra);
+        scrape->extra = NULL;
+    }
+    while (payer && !budget_charge_tenant(BUDGET_REQUESTS, payer->sender, bytes))
+        payer = payer->next;
+    if (!payer && scrape->extra)
+        return false;
+    if (!payer) {
+        budget_add_tenant(BUDGET_REQUESTS, text->sender, bytes); /* of nobody */
+        scrape->extra = text;
+        atomic_fetch_add(&text->refs, 1);
+    } else {
+        text->sender = payer->sender;
+    }
+    text->charged = bytes;
+    return true;
 }
 
 /* The next piece of *unsent, so that a client that does not read holds a piece and not a copy of the whole. */
@@ -84,7 +118,7 @@ static void on_rendered(struct loop *loop, struct loop_message *message)
     (void)loop;
     if (!request || !waiter->text) {
         if (request)
-            http_send_error(request, &(struct error){.status = STATUS_UNAVAILABLE});
+            http_send_error(request, &(struct error){.status = waiter->refusal});
         release_waiter(&waiter->unsent);
         return;
     }
@@ -106,13 +140,15 @@ static void on_rendered(struct loop *loop, struct loop_message *message)
 
 /* ---- rendering ---- */
 
-static void deliver_scrape(struct scrape_waiter *waiters, struct scrape_text *text)
+/* `text` NULL: there is none, for the reason `refusal`. */
+static void deliver_scrape(struct scrape_waiter *waiters, struct scrape_text *text, enum status refusal)
 {
     for (struct scrape_waiter *next; waiters; waiters = next) {
         next = waiters->next;
         if (text)
             atomic_fetch_add(&text->refs, 1);
         waiters->text = text;
+        waiters->refusal = refusal;
         waiters->message.on_message = on_rendered;
         loop_post(waiters->ref.loop, &waiters->message); /* the loop's from here on */
     }
@@ -133,8 +169,9 @@ static struct scrape_waiter *take_waiters(struct kernel_scrape *scrape, bool is_
 
 static int64_t scrape_step(struct task *task, void *context)
 {
+    struct kernel_scrape *scrape = context;
     struct buf health = {0};
-    struct scrape_waiter *waiters = take_waiters(context, false, &health);
+    struct scrape_waiter *waiters = take_waiters(scrape, false, &health);
     struct scrape_text *text = memory_zalloc(sizeof *text);
     bool one_takes_gzip = false;
     for (const struct scrape_waiter *at = waiters; at; at = at->next)
@@ -142,12 +179,12 @@ static int64_t scrape_step(struct task *task, void *context)
     atomic_init(&text->refs, 1);
     FAILPOINT("actuator.before_print");
     budget_metrics_update();
-    kernel_process_metrics_update(buf_str(&health));
+    kernel_process_metrics_update(buf_str(&health), &scrape->shown);
     buf_deinit(&health);
     metrics_print(&text->bytes);
     if (one_takes_gzip && !http_gzip_put(&text->gzip, buf_str(&text->bytes)))
         buf_clear(&text->gzip);
-    deliver_scrape(waiters, text);
+    deliver_scrape(waiters, charge_text(scrape, text, waiters) ? text : NULL, STATUS_OVERLOADED);
     unref_text(text);
     task_hold(task, TASK_MS(PAUSE_MS));
     return TASK_IDLE;
@@ -212,7 +249,7 @@ void kernel_scrape_stop(struct kernel_scrape *scrape)
 {
     (void)!task_stop(scrape->task, TASK_FOREVER);
     struct buf health = {0};
-    deliver_scrape(take_waiters(scrape, true, &health), NULL);
+    deliver_scrape(take_waiters(scrape, true, &health), NULL, STATUS_UNAVAILABLE);
     buf_deinit(&health);
 }
 
@@ -222,6 +259,8 @@ void kernel_scrape_destroy(struct kernel_scrape *scrape)
     worker_pool_destroy(scrape->lane);
     pthread_mutex_destroy(&scrape->mutex);
     buf_deinit(&scrape->health);
+    buf_deinit(&scrape->shown);
+    unref_text(scrape->extra);
     free(scrape);
 }
 

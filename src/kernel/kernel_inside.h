@@ -194,8 +194,8 @@ void kernel_site_adopt_task(struct kernel_site *site, struct task *task, int64_t
 void kernel_host_name(char *name, size_t bytes); /* HOSTNAME, or the system's; "unknown" without either */
 /* ---- process.c: metrics of the process as a whole ---- */
 void kernel_process_metrics_register(const char *commit);
-/* By the scrape's thread; no lines: health is as it was. */
-void kernel_process_metrics_update(struct str health_lines);
+/* By the scrape's thread; no lines: health is as it was. `shown`: the lines that the metrics show, empty at first. */
+void kernel_process_metrics_update(struct str health_lines, struct buf *shown);
 void kernel_process_reloaded(bool is_accepted); /* the configuration file was read again */
 
 /* Every connection is a descriptor: takes as many as the system lets us have. Before kernel_http_limits(). */

@@ -200,20 +200,19 @@ static void show_health(struct str lines, bool is_listed)
 }
 
 /* Drops the series of components that are gone, such as a database that was removed from the configuration. */
-static void update_health(struct str lines)
+static void update_health(struct str lines, struct buf *shown)
 {
-    static struct buf shown;
-    if (lines.len == 0 || str_eq(buf_str(&shown), lines))
+    if (lines.len == 0 || str_eq(buf_str(shown), lines))
         return;
-    show_health(buf_str(&shown), false);
+    show_health(buf_str(shown), false);
     show_health(lines, true);
-    buf_clear(&shown);
-    buf_put_str(&shown, lines);
+    buf_clear(shown);
+    buf_put_str(shown, lines);
 }
 
-void kernel_process_metrics_update(struct str health_lines)
+void kernel_process_metrics_update(struct str health_lines, struct buf *shown)
 {
     update_stat();
     update_descriptors();
-    update_health(health_lines);
+    update_health(health_lines, shown);
 }

@@ -176,6 +176,30 @@ def test_answers_that_nobody_reads_are_bounded_in_sum(serve, module_refdata_db):
     eventually(lambda: server.metrics()[UNSENT] == 0)
 
 
+def test_texts_of_metrics_that_nobody_reads_are_charged_and_bounded(serve, module_refdata_db):
+    """C6: anybody may ask for them. They are charged to the address that asked, so another one still gets them."""
+    server = serve(module_refdata_db, pod(*(f"D{number}" for number in range(2500)), limits={"memory": "64MiB"},
+                                          http={"loops": 1, "limits": {"writeTimeout": "1h"}}))
+    used, refused = (f'freshet_memory_{name}{{account="requests"}}' for name in ("used_bytes", "refused_total"))
+    size, before = len(server.client().get("/actuator/prometheus").body), server.metrics()[used]
+    assert size > 256 * 1024, "it would fit into the buffers of the systems between"
+    with contextlib.ExitStack() as held:
+        for number in range(100):
+            client = held.enter_context(contextlib.closing(reader(server)))
+            client.sendall(SCRAPE)
+            head = client.recv(12)
+            if number == 4:
+                assert server.metrics()[used] - before > 4 * size
+            if head.endswith(b"503"):
+                break
+        else:
+            raise AssertionError("a hundred texts are kept")
+        with RawConnection(server.port, source="127.0.0.2") as other:
+            assert other.exchange(SCRAPE).status == 200
+    eventually(lambda: server.metrics()[used] - before < 4 * size)
+    assert server.metrics()[refused] >= 1
+
+
 MANY = {"code": "MANY", "loadSql": "select 'k' || i as k, to_jsonb(repeat('x', 2000)) as v"
                                    " from generate_series(1, 8000) i where :tenantId <> ''"}
 
