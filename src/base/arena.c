@@ -17,6 +17,7 @@ struct arena_block {
     char bytes[];
 };
 
+_Static_assert(sizeof(struct arena_block) == ARENA_HEAD_BYTES, "what a block takes is known outside");
 _Static_assert(offsetof(struct arena_block, bytes) % 16 == 0, "allocations are 16-byte aligned");
 
 static void free_list(struct arena_block *block)

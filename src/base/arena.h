@@ -13,6 +13,7 @@ struct arena {
     size_t block_bytes;
 };
 
+enum { ARENA_HEAD_BYTES = 32 }; /* of a block, beside its bytes */
 /* An empty arena: allocates nothing yet, and then blocks of so many bytes. */
 #define ARENA(bytes) ((struct arena){.block_bytes = (bytes)})
 void arena_deinit(struct arena *arena);

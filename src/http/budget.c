@@ -7,8 +7,8 @@
  *     reserve. Until a token was checked, the client's address stands for the tenant. Heads that are not complete have at most
  *     half of the account's share.
  *   - Bodies past their account are refused with 503; they are bounded by tenant too.
- *   - Past the account of unsent answers a loop cuts those of its connections whose client has not read for longest, while
- *     the loop holds more than its part. The one that is being written is spared. */
+ *   - Past the account of unsent answers a loop cuts connections of the tenant that holds most of them there, first the one whose
+ *     client has not read for longest, while the loop holds more than its part. The one that is being written is spared. */
 #include "base/budget.h"
 
 #include "http/tls.h"
@@ -112,16 +112,25 @@ void http_budget_set_exchange(struct http_exchange *exchange, size_t bytes)
     exchange->charged = bytes;
 }
 
+/* What is charged already becomes the tenant's, and what the exchange takes beyond that is charged to it. */
 static bool hold_waiting(struct http_exchange *exchange, uint64_t tenant)
 {
-    size_t bytes = exchange->charged > 0 ? exchange->charged : http_exchange_bytes(exchange);
+    size_t bytes = exchange->block ? http_exchange_bytes(exchange) : 0, charged = exchange->charged;
 
-    if (!(exchange->charged > 0 ? budget_hold_tenant(BUDGET_REQUESTS, tenant, bytes)
-                                : budget_charge_tenant(BUDGET_REQUESTS, tenant, bytes)))
+    if (charged > exchange->held_bytes) {
+        if (!budget_hold_tenant(BUDGET_REQUESTS, tenant, charged - exchange->held_bytes))
+            return false;
+        exchange->held_bytes = charged;
+        exchange->held_tenant = tenant;
+        exchange->has_waited = true;
+    }
+    if (bytes <= charged)
+        return true;
+    if (!budget_charge_tenant(BUDGET_REQUESTS, tenant, bytes - charged))
         return false;
     exchange->charged = exchange->held_bytes = bytes;
     exchange->held_tenant = tenant;
-    exchange->has_waited = true;
+    exchange->has_waited = exchange->has_arena_charged = true;
     return true;
 }
 
@@ -130,13 +139,12 @@ bool http_budget_hold_waiting(struct http_exchange *exchange)
 {
     uint64_t tenant = tenant_of(exchange);
 
-    if (exchange->held_bytes == 0 || exchange->held_tenant != tenant) {
+    if (exchange->held_tenant != tenant)
         http_budget_leave_waiting(exchange);
-        if (!hold_waiting(exchange, tenant)) {
-            cut_slow_heads(exchange->home, exchange->connection);
-            if (!hold_waiting(exchange, tenant))
-                return false;
-        }
+    if (!hold_waiting(exchange, tenant)) {
+        cut_slow_heads(exchange->home, exchange->connection);
+        if (!hold_waiting(exchange, tenant))
+            return false;
     }
     end_head(exchange);
     return true;
@@ -227,10 +235,31 @@ static void charge_unsent(struct http_connection *connection, size_t capacity)
 
     connection->unsent_charged = capacity;
     home->unsent_bytes += capacity - before; /* unsigned: a difference below 0 wraps, and back */
+    home->unsent[connection->unsent_group].bytes += capacity - before;
     if (capacity > before)
         budget_add(BUDGET_UNSENT, capacity - before);
     else if (capacity < before)
         budget_release(BUDGET_UNSENT, before - capacity);
+}
+
+/* Its group may have changed since it joined: it leaves with what it has. */
+static void leave_unsent(struct http_connection *connection)
+{
+    struct http_unsent *unsent = &connection->home->unsent[connection->unsent_group];
+
+    connection->is_unsent = false;
+    TAILQ_REMOVE(&unsent->connections, connection, unsent);
+    unsent->bytes -= connection->unsent_charged;
+}
+
+static void join_unsent(struct http_connection *connection)
+{
+    struct http_unsent *unsent = &connection->home->unsent[connection->group];
+
+    connection->is_unsent = true;
+    connection->unsent_group = connection->group;
+    TAILQ_INSERT_TAIL(&unsent->connections, connection, unsent);
+    unsent->bytes += connection->unsent_charged;
 }
 
 static bool holds_too_much(const struct http_home *home)
@@ -238,17 +267,33 @@ static bool holds_too_much(const struct http_home *home)
     return home->unsent_bytes > budget_share(BUDGET_UNSENT) / home->server->home_count;
 }
 
+/* Of the tenant that holds most here, the connection whose client has not read for longest. */
+static struct http_connection *find_to_cut(const struct http_home *home, const struct http_connection *spared)
+{
+    struct http_connection *found = NULL;
+    size_t most = 0;
+
+    for (unsigned i = 0; i < HTTP_GROUPS; i++) {
+        struct http_connection *longest = TAILQ_FIRST(&home->unsent[i].connections);
+        if (home->unsent[i].bytes <= most)
+            continue;
+        if (longest == spared)
+            longest = TAILQ_NEXT(longest, unsent);
+        if (longest)
+            found = longest, most = home->unsent[i].bytes;
+    }
+    return found;
+}
+
 static void cut_readers(struct http_home *home, const struct http_connection *spared)
 {
     while (holds_too_much(home) && budget_is_full(BUDGET_UNSENT)) {
-        struct http_connection *longest = TAILQ_FIRST(&home->unsent);
-        if (longest && longest == spared)
-            longest = TAILQ_NEXT(longest, unsent);
-        if (!longest)
+        struct http_connection *connection = find_to_cut(home, spared);
+        if (!connection)
             break;
         budget_count_refusal(BUDGET_UNSENT);
         metric_add(home->server->full_cuts, 1);
-        http_connection_cut(longest);
+        http_connection_cut(connection);
     }
 }
 
@@ -278,10 +323,9 @@ void http_budget_keep_unsent(struct http_connection *connection, bool has_progre
     struct http_home *home = connection->home;
 
     if (connection->is_unsent && has_progress)
-        TAILQ_REMOVE(&home->unsent, connection, unsent);
-    if (!connection->is_unsent || has_progress)
-        TAILQ_INSERT_TAIL(&home->unsent, connection, unsent);
-    connection->is_unsent = true;
+        leave_unsent(connection);
+    if (!connection->is_unsent)
+        join_unsent(connection);
     charge_unsent(connection, connection->own_out.capacity);
     cut_readers(home, connection);
     if (home->server->home_count > 1 && !holds_too_much(home) && budget_is_full(BUDGET_UNSENT))
@@ -293,7 +337,6 @@ void http_budget_free_unsent(struct http_connection *connection)
     buf_deinit(&connection->own_out);
     if (!connection->is_unsent)
         return;
-    connection->is_unsent = false;
-    TAILQ_REMOVE(&connection->home->unsent, connection, unsent);
     charge_unsent(connection, 0);
+    leave_unsent(connection);
 }

@@ -55,9 +55,12 @@ static void end_hold(struct http_exchange *exchange)
 
 /* ---- life ---- */
 
+/* The first block of its arena is counted before it is there. */
 static size_t reading_bytes(const struct http_exchange *exchange, size_t block_bytes)
 {
-    return sizeof *exchange + HTTP_ARENA_BYTES + block_bytes +
+    size_t arena = arena_bytes(&exchange->arena), first = HTTP_ARENA_BYTES + ARENA_HEAD_BYTES;
+
+    return sizeof *exchange + (arena > first ? arena : first) + block_bytes +
            exchange->home->server->config.limits.header_count_max *
                (sizeof *exchange->spans + sizeof *exchange->headers);
 }
@@ -86,6 +89,7 @@ void http_exchange_slim(struct http_exchange *exchange)
     exchange->block = NULL;
     exchange->spans = NULL;
     exchange->headers = NULL;
+    http_parser_reset(&exchange->parser); /* no field of it is there */
     exchange->request.header_count = 0;
     exchange->request.request_id = STR_NONE;
     exchange->request.identity = NULL;
@@ -170,7 +174,10 @@ void http_exchange_next(struct http_exchange *exchange)
     if (!exchange->block) {
         alloc_for_reading(exchange);
         http_budget_set_exchange(exchange, reading_bytes(exchange, HTTP_BLOCK_BYTES));
+    } else if (exchange->has_arena_charged) {
+        http_budget_set_exchange(exchange, http_exchange_bytes(exchange));
     }
+    exchange->has_arena_charged = false;
     http_parser_next(&exchange->parser, exchange->block + exchange->head_end - exchange->parser.at);
     http_exchange_move(exchange, HTTP_READING);
     exchange->step = 0;

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/list.h"
 #include "http/body.h"
+#include "http/budget.h"
 #include "http/http.h"
 #include "http/parser.h"
 
@@ -153,10 +154,11 @@ struct http_exchange {
     size_t head_bytes; /* of that, charged before its head was complete, until it waits */
     size_t held_bytes; /* of that, by its tenant, since it waits; 0 = it does not */
     uint64_t held_tenant;
-    bool has_waited;       /* its memory may be out of the reserve: http_budget_may_stay() */
-    size_t answer_charged; /* for a long answer that a worker gave, to BUDGET_REQUESTS, to held_tenant */
-    int64_t body_since_ns; /* the window in which the least rate is checked */
-    uint64_t body_before;  /* received at its beginning */
+    bool has_arena_charged; /* `charged` counts what its arena takes for this request */
+    bool has_waited;        /* its memory may be out of the reserve: http_budget_may_stay() */
+    size_t answer_charged;  /* for a long answer that a worker gave, to BUDGET_REQUESTS, to held_tenant */
+    int64_t body_since_ns;  /* the window in which the least rate is checked */
+    uint64_t body_before;   /* received at its beginning */
     struct arena arena;
 
     unsigned holder; /* of its connection: 1 + its tenant's place in the server's `held`; 0 = not counted */
@@ -212,8 +214,9 @@ struct http_connection {
     uint64_t lingered_bytes;
     struct buf own_out, *out; /* out: own_out, or the home's while running with own_out empty */
     /* of what the socket did not take */
-    bool is_behind; /* its client has to read before it goes on, since the end of an earlier turn */
-    bool is_unsent; /* own_out was not empty then: in the home's list */
+    bool is_behind;        /* its client has to read before it goes on, since the end of an earlier turn */
+    bool is_unsent;        /* own_out was not empty then: in the home's list */
+    uint16_t unsent_group; /* the group it had then */
     TAILQ_ENTRY(http_connection) unsent;
     size_t unsent_charged;
     uint64_t sent_bytes, seen_sent_bytes; /* to the socket; when its place in the list was last checked */
@@ -244,6 +247,12 @@ struct http_group {
     TAILQ_ENTRY(http_group) entry; /* of its queue, unless it is empty */
 };
 
+/* Connections of one tenant whose clients have not read their answers. */
+struct http_unsent {
+    TAILQ_HEAD(, http_connection) connections; /* the first has waited for its client longest */
+    size_t bytes;
+};
+
 struct http_queue {
     TAILQ_HEAD(, http_group) waiting; /* in the order of their turns */
     struct http_group groups[HTTP_GROUPS];
@@ -264,9 +273,9 @@ struct http_home {
     struct http_tally tally;
     int64_t clock_ns; /* when the clock was last read */
     unsigned turn_count;
-    char usual_lines[128];                /* that most answers begin with: response.c */
-    int64_t date_until_ns;                /* so long they have the right date */
-    TAILQ_HEAD(, http_connection) unsent; /* the first has waited for its client longest */
+    char usual_lines[128]; /* that most answers begin with: response.c */
+    int64_t date_until_ns; /* so long they have the right date */
+    struct http_unsent unsent[HTTP_GROUPS];
     size_t unsent_bytes;
     size_t head_bytes;    /* of its exchanges */
     int64_t next_cuts_ns; /* not before: connections with slow heads are looked for */
@@ -338,7 +347,7 @@ static inline void http_exchange_move(struct http_exchange *exchange, enum http_
 struct http_exchange *http_exchange_acquire(struct http_connection *connection);
 /* May it stay although its head is not complete? Charges it, if it is not yet. */
 bool http_exchange_admit(struct http_exchange *exchange);
-size_t http_exchange_bytes(const struct http_exchange *exchange); /* that it takes while it reads */
+size_t http_exchange_bytes(const struct http_exchange *exchange); /* that it takes, unless it is slim */
 void http_exchange_release(struct http_exchange *exchange);
 void http_exchange_destroy(struct http_exchange *exchange);
 void http_exchange_next(struct http_exchange *exchange); /* forgets the request, keeps the unparsed bytes */
@@ -423,30 +432,6 @@ void http_stream_release(struct http_exchange *exchange);
 /* After a slice was compressed: is its turn over? Then it has the next one at the end of the tick. */
 bool http_stream_rests(struct http_connection *connection, const struct http_turn *turn);
 void http_stream_end_early(struct http_connection *connection); /* one without end, when the server stops */
-
-/* budget.c */
-/* The exchange is to take so many bytes, more than before, for a head that is not complete. False: there is no room for heads. */
-bool http_budget_charge_head(struct http_exchange *exchange, size_t bytes) MUST_CHECK;
-void http_budget_set_exchange(struct http_exchange *exchange, size_t bytes); /* it takes them already */
-/* A handshake begins, for which the same room is there, and ends: so many of its bytes are kept. */
-bool http_budget_charge_handshake(struct http_connection *connection, size_t bytes) MUST_CHECK;
-void http_budget_end_handshake(struct http_connection *connection, size_t bytes, size_t kept);
-/* Its request begins to wait or to stream, or ends. Charges the exchange, if it is not yet. False: its tenant has as many of them as it
- * may have. */
-bool http_budget_hold_waiting(struct http_exchange *exchange) MUST_CHECK;
-void http_budget_leave_waiting(struct http_exchange *exchange);
-/* After its request: is there room for it beside the reserve, too? */
-bool http_budget_may_stay(struct http_exchange *exchange) MUST_CHECK;
-/* Would a body of this length have room now? Nothing is reserved. */
-bool http_budget_has_room(const struct http_exchange *exchange, uint64_t content_length);
-bool http_budget_charge_body(struct http_exchange *exchange); /* after it grew; false: no room, answer 503 */
-void http_budget_free_body(struct http_exchange *exchange);
-/* A worker is to record an answer of so many bytes. On its thread. False: no room, answer 503. */
-bool http_budget_charge_answer(struct http_exchange *exchange, size_t bytes) MUST_CHECK;
-void http_budget_free_answer(struct http_exchange *exchange);
-/* At the end of a turn: own_out is not empty. May cut other connections. */
-void http_budget_keep_unsent(struct http_connection *connection, bool has_progress);
-void http_budget_free_unsent(struct http_connection *connection); /* own_out, with whatever is in it */
 
 /* encoding.c. Pure. Accept-Encoding (RFC 9110, 12.5.3), all its lines together: is gzip wanted, rather than bytes as they are? Not
  * where a line is invalid. */

@@ -72,7 +72,8 @@ enum status http_server_create(const struct http_server_config *config, struct h
         made->homes[i] = (struct http_home){.server = made, .loop = loop_group_loop(config->group, i)};
         made->homes[i].tls = config->tls ? http_tls_ref(config->tls) : NULL;
         made->homes[i].cors = http_cors_ref(config->cors);
-        TAILQ_INIT(&made->homes[i].unsent);
+        for (unsigned group = 0; group < HTTP_GROUPS; group++)
+            TAILQ_INIT(&made->homes[i].unsent[group].connections);
         http_turns_init(&made->homes[i]);
     }
     budget_set_bound(BUDGET_BODIES, made->config.limits.bodies_bytes_max);

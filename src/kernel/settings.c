@@ -25,7 +25,7 @@ static const struct setting_row http_limit_rows[] = {
      "Memory for all bodies together, until they are answered, and never more than limits.memory has for them; past it 503. One tenant takes at most half, two take at most a third each, and so on. Less than four times body counts as four times body.",
      "256MiB", MIB, 1024 * (int64_t)MIB * 1024},
     {"unsent", SETTING_SIZE, HTTP_ROW(limits.unsent_bytes_max),
-     "Memory for all answers that clients have not read yet, and never more than limits.memory has for them; past it the clients that have not read for longest are disconnected.",
+     "Memory for all answers that clients have not read yet, and never more than limits.memory has for them; past it the clients of the tenant that holds most which have not read for longest are disconnected.",
      "128MiB", MIB, 1024 * (int64_t)MIB * 1024},
     {"target", SETTING_SIZE, HTTP_ROW(limits.target_bytes_max), "Longest request target; past it 414.",
      "64KiB", 256, MIB},
