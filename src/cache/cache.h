@@ -111,6 +111,8 @@ void cache_slot_publish(struct cache_slot *slot, struct cache_snapshot *snapshot
  * CACHE_PINNED_UNKNOWN while large ones are being freed. */
 #define CACHE_PINNED_UNKNOWN UINT64_MAX
 uint64_t cache_pinned_bytes(void);
-bool cache_snapshot_is_retired(const struct cache_snapshot *snapshot); /* a later one took its place */
+/* It is not a current one: a later one took its place, or it is for single readers and never gets a place. */
+bool cache_snapshot_is_retired(const struct cache_snapshot *snapshot);
+void cache_snapshot_retire(struct cache_snapshot *snapshot); /* of single readers */
 
 #endif

@@ -75,6 +75,11 @@ bool cache_snapshot_is_retired(const struct cache_snapshot *snapshot)
     return atomic_load_explicit(&snapshot->is_retired, memory_order_relaxed);
 }
 
+void cache_snapshot_retire(struct cache_snapshot *snapshot)
+{
+    atomic_store_explicit(&snapshot->is_retired, true, memory_order_relaxed);
+}
+
 /* How many snapshots are being freed aside, so that a process can end without leaving one half freed. */
 static pthread_mutex_t aside_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t aside_done = PTHREAD_COND_INITIALIZER;
@@ -185,7 +190,7 @@ void cache_slot_publish(struct cache_slot *slot, struct cache_snapshot *snapshot
 
     atomic_fetch_add_explicit(&current_bytes, (int64_t)(after - before), memory_order_relaxed);
     if (old)
-        atomic_store_explicit(&old->is_retired, true, memory_order_relaxed);
+        cache_snapshot_retire(old);
     if (old)
         loop_group_synchronize(group, retire, old);
 }

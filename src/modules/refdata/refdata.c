@@ -1,6 +1,7 @@
 /* The module: routes, life and health of reference data. */
 #include "modules/refdata/refdata.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -140,6 +141,13 @@ static void deinit_queue(struct refdata_queue *queue)
     turns_deinit(&queue->rest);
 }
 
+/* A reading takes the dictionary of the request before where only the path's last segment is another one. */
+static void check_routes(void)
+{
+    for (const struct http_route *route = refdata_query_routes; route->handler; route++)
+        assert(!str_ends_with(str_from(route->path), STR("{dictCode}")));
+}
+
 static enum status refdata_module_start(struct kernel *kernel, const void *section, void **state,
                                         struct error *error)
 {
@@ -148,6 +156,7 @@ static enum status refdata_module_start(struct kernel *kernel, const void *secti
     enum status status = refdata_catalog_create(settings, kernel, NULL, &catalog, error);
     if (status != STATUS_OK)
         return status;
+    check_routes();
     struct refdata *refdata = memory_zalloc(sizeof *refdata);
     refdata->kernel = kernel;
     refdata->loops = kernel_loops(kernel);

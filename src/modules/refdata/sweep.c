@@ -68,7 +68,7 @@ static void sweep_prepare(void *context)
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
     const struct setting_strings *preload = &catalog->cache.preload;
     const struct refdata_table *table = refdata->own;
-    int64_t recheck_before_ns = clock_mono_ns() - RECHECK_MS * CLOCK_NS_PER_MS;
+    int64_t now_ns = clock_mono_ns(), recheck_before_ns = now_ns - RECHECK_MS * CLOCK_NS_PER_MS;
     if (sweep->database->is_closing)
         return;
     sweep->is_out = true;
@@ -89,6 +89,7 @@ static void sweep_prepare(void *context)
         struct refdata_holding *holding = table->slots[i];
         if (!holding || holding->dictionary->database != database)
             continue;
+        refdata_asks_expire(&holding->waiting, now_ns); /* their tenant is charged for them */
         struct held_pair *pair = &sweep->pairs[sweep->pair_count++];
         pair->tenant = arena_str(&sweep->arena, holding->tenant);
         pair->code = arena_str(&sweep->arena, holding->code);

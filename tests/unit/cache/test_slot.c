@@ -155,10 +155,27 @@ static void old_versions_that_readers_hold_are_counted(void **state)
     assert_int_equal(cache_pinned_bytes(), 0);
 }
 
+/* C6: one that is made for single readers has no slot: it counts as an old one from the beginning. */
+static void a_snapshot_of_single_readers_counts_as_an_old_version(void **state)
+{
+    struct cache_snapshot *snapshot = build_version(NULL, 1);
+    uint64_t bytes = cache_snapshot_info(snapshot)->memory_bytes;
+
+    (void)state;
+    assert_false(cache_snapshot_is_retired(snapshot));
+    cache_snapshot_retire(snapshot);
+    assert_true(cache_snapshot_is_retired(snapshot));
+    assert_in_range(cache_pinned_bytes(), bytes / 2, bytes);
+    cache_snapshot_unref(snapshot);
+    assert_all_freed();
+    assert_int_equal(cache_pinned_bytes(), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_read_sees_one_version_whole),
+        cmocka_unit_test(a_snapshot_of_single_readers_counts_as_an_old_version),
         cmocka_unit_test(old_versions_that_readers_hold_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -85,7 +85,8 @@ static enum status look_up_item(void *context, const struct hydration_need *need
     if (is_answered && status == STATUS_OK) {
         struct buf keys = {0};
         db_array_put(&keys, key);
-        refdata_primary_read(dictionary, need->tenant, db_array_end(&keys), deadline_ns, &answer);
+        refdata_primary_read(dictionary, need->tenant, db_array_end(&keys),
+                             refdata_payload_bytes_max(catalog), deadline_ns, &answer);
         buf_deinit(&keys);
         status = answer.status;
         if (status != STATUS_OK)

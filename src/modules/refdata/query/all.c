@@ -78,7 +78,8 @@ static bool next_piece(struct refdata_pieces *pieces)
 static void send_walk(struct http_request *request, const struct refdata_reading *reading, struct str after,
                       uint64_t count, uint64_t bytes, struct str head, struct str tail)
 {
-    struct walk *walk = memory_zalloc(sizeof *walk + head.len + tail.len);
+    size_t own_bytes = sizeof(struct walk) + head.len + tail.len;
+    struct walk *walk = memory_zalloc(own_bytes);
     walk->pieces.snapshot = refdata_reading_keep(reading);
     walk->pieces.next = next_piece;
     cache_cursor_init(&walk->cursor, reading->snapshot, after);
@@ -95,7 +96,8 @@ static void send_walk(struct http_request *request, const struct refdata_reading
                                                              STR_ARG(refdata_reading_headers(reading)))};
     if (walk->is_lines)
         response.content_type = STR("application/x-ndjson");
-    refdata_reading_stream(request, &response, &walk->pieces, head.len + bytes + separators + tail.len);
+    refdata_reading_stream(request, &response, &walk->pieces, own_bytes,
+                           head.len + bytes + separators + tail.len);
 }
 
 /* A first walk over the page finds its length and its last key, so that the answer has a Content-Length. */

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/budget.h"
 #include "base/clock.h"
 #include "base/memory.h"
 #include "modules/refdata/query/versions.h"
@@ -24,12 +25,20 @@ void refdata_ask_post(struct http_request *request, int64_t timeout_ms, http_tim
 {
     struct refdata *refdata = request->context;
     struct str tenant = kernel_identity(request)->tenant;
-    struct refdata_ask *ask =
-        memory_zalloc(sizeof *ask + tenant.len + demand->code.len + demand->keys.len + 3);
+    size_t bytes = sizeof(struct refdata_ask) + tenant.len + demand->code.len + demand->keys.len + 3;
+    uint64_t sender = hash_seeded(tenant);
+    if (!budget_charge_tenant(BUDGET_REQUESTS, sender, bytes + demand->keys.len)) {
+        http_send_error(request, &(struct error){.status = STATUS_OVERLOADED});
+        return;
+    }
+    struct refdata_ask *ask = memory_zalloc(bytes);
     char *at = ask->names;
+    ask->sender = sender;
+    ask->charged = bytes + demand->keys.len;
     ask->message.on_message = on_message;
     ask->on_ask = on_ask;
     ask->refdata = refdata;
+    ask->may_be_kept = demand->may_be_kept;
     ask->version = demand->version;
     ask->format = demand->format;
     ask->expires_ns = loop_now_ns(request->loop) + timeout_ms * CLOCK_NS_PER_MS;
@@ -40,7 +49,7 @@ void refdata_ask_post(struct http_request *request, int64_t timeout_ms, http_tim
     if (http_request_park(request, ask->expires_ns, on_timeout, refdata, &ask->ref))
         loop_post(refdata->home, &ask->message);
     else
-        free(ask);
+        refdata_ask_free(ask);
 }
 
 void refdata_ask_late(struct http_request *request, void *context)
@@ -109,6 +118,7 @@ void refdata_ask_free(struct refdata_ask *ask)
     cache_snapshot_unref(ask->snapshot);
     refdata_versions_unref(ask->versions);
     stream_segment_unref(ask->opening);
+    budget_release_tenant(BUDGET_REQUESTS, ask->sender, ask->charged);
     free(ask);
 }
 
@@ -131,9 +141,14 @@ void refdata_asks_again(struct refdata_asks *asks)
     refdata_asks_refuse(asks, STATUS_OK, "");
 }
 
-void refdata_asks_add(struct refdata_asks *asks, struct refdata_ask *ask, int64_t now_ns)
+void refdata_asks_expire(struct refdata_asks *asks, int64_t now_ns)
 {
     while (!STAILQ_EMPTY(asks) && STAILQ_FIRST(asks)->expires_ns <= now_ns)
         refdata_ask_free(refdata_asks_take(asks));
+}
+
+void refdata_asks_add(struct refdata_asks *asks, struct refdata_ask *ask, int64_t now_ns)
+{
+    refdata_asks_expire(asks, now_ns);
     STAILQ_INSERT_TAIL(asks, ask, next);
 }

@@ -23,7 +23,10 @@ struct refdata_ask {
     struct loop_park_ref ref;
     struct str tenant, code;
     struct str keys;    /* text[] of what it would read from the primary; empty = the whole dictionary */
+    bool may_be_kept;   /* what the keys hold may be streamed, and so kept while its client reads */
     int64_t version;    /* demanded; of a watch: the one the client has, -1 = from now on */
+    uint64_t sender;    /* that `charged` is charged to */
+    size_t charged;     /* for itself, and the copy of the keys that a read from the primary has */
     int64_t expires_ns; /* the request has timed out by then */
     const struct refdata_dictionary *definition; /* by which its keys are read from the primary */
     unsigned format;                             /* of a watch: enum stream_format */
@@ -44,6 +47,7 @@ STAILQ_HEAD(refdata_asks, refdata_ask);
 struct refdata_demand {
     int64_t version;
     struct str code, keys;
+    bool may_be_kept;                        /* as of the ask */
     unsigned format;                         /* of a watch */
     bool from_primary;                       /* as the last reply had it */
     struct cache_snapshot *answer;           /* the same; lives until the handler returns */
@@ -66,7 +70,9 @@ void refdata_asks_again(struct refdata_asks *asks);
 void refdata_asks_refuse(struct refdata_asks *asks, enum status status, const char *text);
 struct refdata_ask *refdata_asks_take(struct refdata_asks *asks); /* the first one, out of it; NULL = none */
 /* Removes those whose time is over from the list's beginning (they went on to the primary, or are gone), so that it has about the
- * size of the waiting requests; then adds this one. */
+ * size of the waiting requests. */
+void refdata_asks_expire(struct refdata_asks *asks, int64_t now_ns);
+/* The same, then adds this one. */
 void refdata_asks_add(struct refdata_asks *asks, struct refdata_ask *ask, int64_t now_ns);
 
 #endif

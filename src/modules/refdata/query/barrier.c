@@ -2,8 +2,10 @@
  * asks (ask.h). */
 #include "modules/refdata/query/reading.h"
 
+#include "base/budget.h"
 #include "base/clock.h"
 
+static const char full_text[] = "readers keep too many old versions in memory";
 static const char refused_text[] = "the dictionary's configuration was refused by PostgreSQL";
 
 /* ---- home: waiting for a load ---- */
@@ -41,6 +43,14 @@ void refdata_barrier_refuse(struct refdata_holding *holding)
 
 static void ask_primary(struct refdata_holding *holding);
 
+static bool lacks_room(void)
+{
+    if (!budget_is_full(BUDGET_VERSIONS))
+        return false;
+    budget_count_refusal(BUDGET_VERSIONS);
+    return true;
+}
+
 static void on_keys(void *context, struct refdata_primary_answer *answer)
 {
     struct refdata_ask *ask = context;
@@ -49,6 +59,12 @@ static void on_keys(void *context, struct refdata_primary_answer *answer)
         refdata_catalog_find(atomic_load(&ask->refdata->catalog), ask->code) == ask->definition &&
         atomic_load(&ask->definition->state) == REFDATA_READY;
     bool is_good = answer->status == STATUS_OK && answer->committed.version >= ask->version && is_in_force;
+    refdata_keeper_count_pinned_now(ask->refdata);
+    if (answer->status == STATUS_NO_MEMORY || (is_good && ask->may_be_kept && lacks_room())) {
+        cache_snapshot_unref(answer->snapshot);
+        refdata_ask_refuse(ask, STATUS_OVERLOADED, full_text);
+        return;
+    }
     if (is_good) {
         ask->from_primary = true;
         ask->snapshot = answer->snapshot;
@@ -80,6 +96,8 @@ static void decide_asks(struct refdata_holding *holding, struct refdata_asks *as
             refdata_ask_again(ask);
         } else if (committed->version < ask->version) {
             refdata_ask_refuse(ask, STATUS_VERSION_NOT_COMMITTED, "");
+        } else if (ask->keys.len && ask->may_be_kept && lacks_room()) {
+            refdata_ask_refuse(ask, STATUS_OVERLOADED, full_text);
         } else if (ask->keys.len) {
             ask->definition = holding->dictionary;
             refdata_metrics_count(REFDATA_FALLBACK_READS, holding->code);
@@ -190,6 +208,7 @@ bool refdata_barrier_reach(struct http_request *request, const struct refdata_re
         db_array_put(&array, keys[i]);
     demand->version = version;
     demand->code = arena_str(request->arena, reading->holding->code);
+    demand->may_be_kept = count > 1;
     demand->keys = count ? arena_str(request->arena, db_array_end(&array)) : STR_NONE;
     buf_deinit(&array);
     request->handler_data = demand;

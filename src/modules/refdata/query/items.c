@@ -139,8 +139,9 @@ static void stream_items(struct http_request *request, const struct http_respons
                          const struct refdata_reading *reading, const struct items *items)
 {
     size_t count = 2 * items->asked->count + 2;
-    struct parts *parts =
-        memory_alloc(sizeof *parts + count * sizeof *parts->list + items->head.len + items->tail.len + 2);
+    size_t own_bytes =
+        sizeof(struct parts) + count * sizeof(struct str) + items->head.len + items->tail.len + 2;
+    struct parts *parts = memory_alloc(own_bytes);
     char *text = (char *)&parts->list[count];
     *parts = (struct parts){.pieces = {.snapshot = refdata_reading_keep(reading), .next = next_part}};
     parts->list[parts->count++] = str_pack(&text, items->head);
@@ -152,7 +153,7 @@ static void stream_items(struct http_request *request, const struct http_respons
         parts->list[parts->count++] = cache_record_body(items->asked->records[i]);
     }
     parts->list[parts->count++] = str_pack(&text, items->tail);
-    refdata_reading_stream(request, response, &parts->pieces, items->bytes);
+    refdata_reading_stream(request, response, &parts->pieces, own_bytes, items->bytes);
 }
 
 void refdata_get_items(struct http_request *request)

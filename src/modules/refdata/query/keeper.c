@@ -107,9 +107,8 @@ void refdata_keeper_trim(struct refdata *refdata, const struct refdata_holding *
 
 /* ---- old versions that readers hold ---- */
 
-static void on_pinned_timer(struct loop_timer *timer)
+void refdata_keeper_count_pinned_now(struct refdata *refdata)
 {
-    struct refdata *refdata = CONTAINER_OF(timer, struct refdata, pinned_timer);
     uint64_t bytes = cache_pinned_bytes(), before = refdata->pinned_bytes;
     if (bytes == CACHE_PINNED_UNKNOWN)
         bytes = before;
@@ -120,6 +119,11 @@ static void on_pinned_timer(struct loop_timer *timer)
     refdata->pinned_bytes = bytes;
     if (bytes || before)
         refdata_keeper_count_pinned(refdata);
+}
+
+static void on_pinned_timer(struct loop_timer *timer)
+{
+    refdata_keeper_count_pinned_now(CONTAINER_OF(timer, struct refdata, pinned_timer));
 }
 
 void refdata_keeper_count_pinned(struct refdata *refdata)

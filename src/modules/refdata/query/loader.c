@@ -205,19 +205,24 @@ bool refdata_loader_differs(const struct refdata_load *load, int64_t *version)
 
 /* ---- on behalf of a holding ---- */
 
+/* What a POST may bring is stored with white space and its numbers in full. A dictionary's own SQL may have more, but
+ * not without bound: every pod holds it. */
+size_t refdata_payload_bytes_max(const struct refdata_catalog *catalog)
+{
+    size_t by_post = 4 * (size_t)catalog->updates.limits.payload_bytes_max;
+    return by_post > ROW_BYTES_MAX ? by_post : ROW_BYTES_MAX;
+}
+
 void refdata_load_begin(struct refdata_load *load, const struct refdata_holding *holding, bool is_delta,
                         struct arena *arena)
 {
     const struct refdata *refdata = holding->refdata;
-    /* What a POST may bring is stored with white space and its numbers in full. A dictionary's own SQL may have more, but
-     * not without bound: every pod holds it. */
-    size_t by_post = 4 * (size_t)atomic_load(&refdata->catalog)->updates.limits.payload_bytes_max;
     *load = (struct refdata_load){
         .dictionary = refdata_dictionary_ref(holding->dictionary),
         .tenant = arena_str(arena, holding->tenant),
         .timeout_ms = atomic_load(&refdata->catalog)->cache.load_timeout_ms,
         .memory_max = (uint64_t)atomic_load(&refdata->catalog)->cache.memory_bytes_max,
-        .payload_bytes_max = by_post > ROW_BYTES_MAX ? by_post : ROW_BYTES_MAX,
+        .payload_bytes_max = refdata_payload_bytes_max(atomic_load(&refdata->catalog)),
         .held = holding->basis != BASIS_REDEFINED ? cache_slot_acquire(&holding->slot) : NULL,
         .is_delta = is_delta,
         .arena = arena,

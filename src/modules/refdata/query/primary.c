@@ -1,14 +1,17 @@
-/* Reads from the primary: the version alone, or version and keys in one REPEATABLE READ transaction. */
+/* Reads from the primary: the version alone, or version and keys in one REPEATABLE READ transaction. What the keys hold is a snapshot
+ * that counts as an old version: nothing but its readers keeps it. */
 #include "modules/refdata/query/query.h"
 
 #include <stdlib.h>
 
+#include "base/budget.h"
 #include "base/clock.h"
 #include "base/memory.h"
 #include "modules/refdata/provider.h"
 
 void refdata_primary_read(const struct refdata_dictionary *dictionary, struct str tenant, struct str keys,
-                          int64_t deadline_ns, struct refdata_primary_answer *answer)
+                          size_t payload_bytes_max, int64_t deadline_ns,
+                          struct refdata_primary_answer *answer)
 {
     struct db_conn *conn = NULL;
     struct error *error = &answer->error;
@@ -19,12 +22,15 @@ void refdata_primary_read(const struct refdata_dictionary *dictionary, struct st
         status =
             refdata_loader_version(conn, tenant, dictionary->code, deadline_ns, &answer->committed, error);
     if (status == STATUS_OK && keys.len) {
-        struct cache_builder *builder = cache_builder_create(NULL, 0);
+        struct cache_builder *builder = cache_builder_create(NULL, budget_share(BUDGET_VERSIONS));
+        cache_builder_limit_payloads(builder, payload_bytes_max);
         status = refdata_provider_load(dictionary, tenant, keys, conn, deadline_ns, builder, error);
-        if (status == STATUS_OK)
+        if (status == STATUS_OK) {
             answer->snapshot = cache_builder_finish(builder, answer->committed.version);
-        else
+            cache_snapshot_retire(answer->snapshot);
+        } else {
             cache_builder_abandon(builder);
+        }
     }
     db_release(conn); /* rolls back: nothing to commit */
     answer->status = status;
@@ -37,6 +43,7 @@ struct question {
     struct refdata_dictionary *dictionary; /* referenced */
     struct arena arena;
     struct str tenant, keys;
+    size_t payload_bytes_max;
     int64_t timeout_ms;
     struct refdata_primary_answer answer;
     void (*on_answer)(void *context, struct refdata_primary_answer *answer);
@@ -46,7 +53,7 @@ struct question {
 static void run_question(struct worker_job *job)
 {
     struct question *question = (struct question *)job;
-    refdata_primary_read(question->dictionary, question->tenant, question->keys,
+    refdata_primary_read(question->dictionary, question->tenant, question->keys, question->payload_bytes_max,
                          clock_deadline_ms(question->timeout_ms), &question->answer);
 }
 
@@ -82,6 +89,7 @@ bool refdata_primary_ask(struct refdata *refdata, struct refdata_dictionary *dic
     question->arena = ARENA(512);
     question->tenant = arena_str(&question->arena, tenant);
     question->keys = arena_str(&question->arena, keys);
+    question->payload_bytes_max = refdata_payload_bytes_max(atomic_load(&refdata->catalog));
     question->timeout_ms = atomic_load(&refdata->catalog)->barrier.timeout_ms;
     question->on_answer = on_answer;
     question->context = context;

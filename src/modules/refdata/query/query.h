@@ -17,8 +17,10 @@ void refdata_keeper_preload_pair(struct refdata *refdata, struct str tenant,
 void refdata_keeper_update_health(struct refdata *refdata);
 void refdata_keeper_trim(struct refdata *refdata,
                          const struct refdata_holding *newest); /* to the memory budget */
-/* A version was replaced: what readers hold of old ones is charged a moment later, and until it is freed. */
+/* What readers hold of versions that are not current is charged until it is freed: from a moment later on, since a version that was
+ * just replaced is freed when all loops have passed; or from now on. */
 void refdata_keeper_count_pinned(struct refdata *refdata);
+void refdata_keeper_count_pinned_now(struct refdata *refdata);
 /* A load or a question has come back. A dropped holding is freed with the last of them, after a grace period. */
 void refdata_keeper_unref(struct refdata_holding *holding);
 void refdata_keeper_clear(struct refdata *refdata); /* loops have ended: frees everything */
@@ -61,7 +63,9 @@ struct refdata_load {                      /* what to load */
     bool is_delta;       /* only what changed since is loaded, where that is known (R16) */
     struct arena *arena; /* of loaded.change; needed for a delta */
 };
-struct refdata_loaded { /* how it ended */
+size_t refdata_payload_bytes_max(
+    const struct refdata_catalog *catalog); /* of one row, however it was written */
+struct refdata_loaded {                     /* how it ended */
     enum status status;
     struct error error;
     struct cache_snapshot *snapshot; /* load.held itself, referenced once more, when nothing changed */
@@ -128,9 +132,10 @@ struct refdata_primary_answer {
 };
 
 /* On a worker: the version, and unless `keys` (a text[]) is empty what they hold under it, by one transaction. The answer
- * is zeroed to begin with. */
+ * is zeroed to begin with. NO_MEMORY: they hold more than the share of old versions. */
 void refdata_primary_read(const struct refdata_dictionary *dictionary, struct str tenant, struct str keys,
-                          int64_t deadline_ns, struct refdata_primary_answer *answer);
+                          size_t payload_bytes_max, int64_t deadline_ns,
+                          struct refdata_primary_answer *answer);
 
 /* On the home loop. Calls on_answer(context, answer) there, once. `keys` (a text[], copied) empty = the version alone.
  * False when too much waits: nothing will be called. */

@@ -58,7 +58,7 @@ static void miss(struct refdata *refdata, struct http_request *request, struct s
                      refdata_keeper_admit, &(struct refdata_demand){.code = code});
 }
 
-/* That of the request before, where this one repeats all of its path but the last segment, which is never {dictCode}. *holding NULL:
+/* That of the request before, where this one repeats all of its path but the last segment, which is never {dictCode} (check_routes() in refdata.c). *holding NULL:
  * there is none called *code. */
 static enum status find_holding(struct http_request *request, struct refdata_holding **holding,
                                 struct str *code, struct error *error)
@@ -153,12 +153,21 @@ static void release_pieces(void *context)
 {
     struct refdata_pieces *pieces = context;
     cache_snapshot_unref(pieces->snapshot);
+    if (pieces->charged > 0)
+        budget_release_tenant(BUDGET_REQUESTS, pieces->sender, pieces->charged);
     free(pieces);
 }
 
 void refdata_reading_stream(struct http_request *request, const struct http_response *response,
-                            struct refdata_pieces *pieces, uint64_t bytes)
+                            struct refdata_pieces *pieces, size_t own_bytes, uint64_t bytes)
 {
+    pieces->sender = hash_seeded(kernel_identity(request)->tenant);
+    if (!budget_charge_tenant(BUDGET_REQUESTS, pieces->sender, own_bytes)) {
+        release_pieces(pieces);
+        http_send_error(request, &(struct error){.status = STATUS_OVERLOADED});
+        return;
+    }
+    pieces->charged = own_bytes;
     http_send_stream(request, response,
                      &(struct http_producer){.produce = produce_pieces,
                                              .release = release_pieces,

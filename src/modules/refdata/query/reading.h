@@ -31,9 +31,12 @@ struct refdata_pieces {
     struct cache_snapshot *snapshot;             /* by refdata_reading_keep() */
     struct str piece;                            /* what is left of the one being given */
     bool (*next)(struct refdata_pieces *pieces); /* sets it; false = there is none */
+    uint64_t sender;                             /* that `charged` is charged to */
+    size_t charged;
 };
+/* Takes the pieces over, whose struct has so many bytes. The body has `bytes`. 503 where their tenant has no room for them. */
 void refdata_reading_stream(struct http_request *request, const struct http_response *response,
-                            struct refdata_pieces *pieces, uint64_t bytes); /* takes them over */
+                            struct refdata_pieces *pieces, size_t own_bytes, uint64_t bytes);
 
 /* ---- barrier.c ---- */
 /* The barrier (R7): a request with X-Min-Version: N gets version N or later, or 409 when N is not committed.
