@@ -1,5 +1,5 @@
-/* GET /v1/ops/dead-letters: every dead letter store with the number of letters that wait there for a decision. Each database is asked for what it has; Kafka and NATS are
- * asked along with the database that has their decisions. */
+/* GET /v1/ops/dead-letters: every dead letter store with the number of letters that wait there for a decision. Each database is asked
+ * for what it has; Kafka and NATS are asked along with the database that has their decisions. */
 #include "modules/ops/dead_letters.h"
 
 struct dead_letter_stores {
