@@ -110,8 +110,8 @@ enum status auth_key_reader_create(struct auth *auth, struct auth_rules *rules,
                                    struct auth_key_reader *previous, struct auth_key_reader **key_reader,
                                    struct error *error) MUST_CHECK;
 void auth_key_reader_start(struct auth_key_reader *key_reader); /* reads again from now on */
-void auth_key_reader_destroy(
-    struct auth_key_reader *key_reader); /* waits for a reading under way; NULL is fine */
+/* Waits for a reading under way; NULL is fine. */
+void auth_key_reader_destroy(struct auth_key_reader *key_reader);
 struct auth_keyset *auth_key_reader_keys(struct auth_key_reader *key_reader); /* a reference for the caller */
 /* A key is missing: read again, unless that was done within refresh_min. True: auth_publish() follows. */
 bool auth_key_reader_demand(struct auth_key_reader *key_reader);

@@ -184,8 +184,7 @@ struct http_exchange {
     int64_t deadline_ns;    /* of prepare and the worker's run; 0 = not counted yet */
     struct http_work *work; /* NULL = no worker has had it */
 
-    struct http_producer
-        producer; /* of an answer that is a stream, or recorded as one; produce NULL = none */
+    struct http_producer producer; /* of a streamed answer, sent or recorded; produce NULL = none */
     bool is_chunked;
     uint64_t unproduced; /* of a content_length */
 };
@@ -426,8 +425,7 @@ void http_answer_record(struct http_exchange *exchange, const struct http_respon
                         struct str body);
 
 /* stream.c */
-bool http_stream_pump(
-    struct http_connection *connection); /* false: it waits for the socket or its producer */
+bool http_stream_pump(struct http_connection *connection); /* false: waits for the socket or producer */
 void http_stream_release(struct http_exchange *exchange);
 /* After a slice was compressed: is its turn over? Then it has the next one at the end of the tick. */
 bool http_stream_rests(struct http_connection *connection, const struct http_turn *turn);

@@ -149,9 +149,8 @@ enum hydration_found {
 struct hydration_entity {
     enum hydration_found found;
     struct buf *data; /* the owner appends the whole object */
-    int64_t
-        version; /* increases with every change of this entity, also when it is deleted; ABSENT: 0 if unknown */
-    bool is_private;        /* only some callers of the tenant may see it */
+    int64_t version;  /* increases with every change of the entity and its deletion; ABSENT: 0 if unknown */
+    bool is_private;  /* only some callers of the tenant may see it */
     struct str only_caller; /* is_private: the one caller that may, where the owner can name it (arena) */
     struct arena *arena;
 };
