@@ -124,10 +124,9 @@ static void settle(struct notification_titles *titles, struct tally *tallies)
 
 /* ---- lookups ---- */
 
-static size_t list_lookups(struct notification_event *events, size_t count, struct tally *tallies,
-                           struct lookup *lookups)
+static size_t list_lookups(struct notification_event *events, size_t count, struct str *field,
+                           struct tally *tallies, struct lookup *lookups)
 {
-    struct str field = STR("title");
     size_t asked = 0;
     for (size_t i = 0; i < count; i++) {
         struct hydration_need need = {
@@ -143,7 +142,7 @@ static size_t list_lookups(struct notification_event *events, size_t count, stru
         struct lookup *lookup = &lookups[asked];
         *lookup = (struct lookup){&events[i], need,
                                   &tallies[hash_seeded(events[i].tenant) % NOTIFICATION_TITLE_TENANTS]};
-        if (hydration_need_check(&lookup->need, &field, 1, &error) ==
+        if (hydration_need_check(&lookup->need, field, 1, &error) ==
             STATUS_OK) /* else the sku is no item's id */
             asked++;
     }
@@ -185,11 +184,12 @@ void notification_titles_take(struct notification *notification, struct notifica
 {
     struct notification_titles *titles = &notification->titles;
     struct hydration *hydration = kernel_hydration(notification->kernel);
+    struct str field = STR("title"); /* of all needs */
     if (!notification->settings->hydration.enabled || !hydration || !count)
         return;
     struct tally *tallies = arena_zalloc(arena, NOTIFICATION_TITLE_TENANTS * sizeof *tallies);
     struct lookup *lookups = arena_alloc(arena, count * sizeof *lookups);
-    size_t asked = list_lookups(events, count, tallies, lookups);
+    size_t asked = list_lookups(events, count, &field, tallies, lookups);
     choose_ways(titles, tallies, lookups, asked);
     ask_for_titles(hydration, &titles->no_wait, WAY_NO_WAIT, lookups, asked, arena);
     ask_for_titles(hydration, &titles->waits, WAY_WAIT, lookups, asked, arena);

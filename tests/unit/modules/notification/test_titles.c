@@ -45,6 +45,8 @@ void __wrap_hydration_ask_and_wait(struct hydration *hydration, const struct hyd
     bool waits = policy->wait_timeout_ms == WAIT_MS;
     *(waits ? &waited_for : &not_waited_for) += count;
     for (size_t i = 0; i < count; i++) {
+        assert_int_equal(needs[i].cover.field_count, 1);
+        assert_true(str_eq(needs[i].cover.fields[0], STR("title")));
         bool answers = waits && !is_down && !str_eq(needs[i].entity_id, STR("silent"));
         outcomes[i] = (struct hydration_outcome){.result = answers ? HYDRATION_UPDATED : HYDRATION_TIMEOUT,
                                                  .data = answers ? STR("{\"title\":\"Tea\"}") : STR_NONE};
