@@ -4,10 +4,9 @@
  * a private entity is answered to the caller that asked, by name, and its change is published for its only caller where the owner
  * can name one; else the change has no data, and consumers drop their copies. A question without a caller sees nothing private.
  *
- * Each owner has a bounded queue of questions and answers few at once, so that an owner that hangs holds up no other. Tenants take
- * turns; one tenant never has all places, so that its looks, all blocked, leave one. Each tenant has a bounded part of the queue: as many as one loop looks up of a type at once, so that a burst of lookups waits
- * and is not dropped. A question for which there is no room, or that waited longer than its lookup, is dropped and counted: the
- * oldest first, since its lookup ends first. */
+ * Each owner has a bounded queue of questions and few places for looks, so that an owner that hangs holds up no other. Tenants take turns;
+ * one tenant alone leaves a place. Its part of the queue is what one loop looks up of a type at once, so that a burst of lookups waits and
+ * is not dropped. A question for which there is no room, or that waited longer than its lookup, is dropped and counted: the oldest first. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -143,8 +142,7 @@ static struct turns_share *next_tenant(const struct hydration_owner_slot *slot)
     return turns_first_to_enter(&slot->turns, HYDRATION_LOOK_PLACES - slot->looks);
 }
 
-/* The next one whose lookup still waits and whose tenant may have one more place, which it takes; NULL: none. Another task, which is
- * idle, goes on with the question after that. */
+/* The next one, with a place for it; NULL: none may be looked up. An idle task goes on with the question after that. */
 static struct question *take_question(struct hydration_owner_slot *slot, const struct task *self)
 {
     int64_t now_ns = clock_mono_ns();
@@ -154,13 +152,11 @@ static struct question *take_question(struct hydration_owner_slot *slot, const s
     pthread_mutex_lock(&slot->lock);
     while (!question && (tenant = next_tenant(slot)) != NULL) {
         uint64_t hash = tenant->node.hash;
-        question = CONTAINER_OF(TAILQ_FIRST(&tenant->items), struct question, turn);
-        if (question->expires_ns <= now_ns) { /* it does not use its tenant's turn */
-            drop_question(turns_take(&slot->turns, tenant));
-            question = NULL;
+        if (CONTAINER_OF(TAILQ_FIRST(&tenant->items), struct question, turn)->expires_ns <= now_ns) {
+            drop_question(turns_take(&slot->turns, tenant)); /* it does not use its tenant's turn */
             continue;
         }
-        turns_remove_turn(&slot->turns, &question->turn);
+        question = CONTAINER_OF(turns_take_turn(&slot->turns, tenant), struct question, turn);
         question->place = turns_enter(&slot->turns, hash, HYDRATION_LOOK_PLACES);
         slot->looks++;
     }
@@ -232,7 +228,7 @@ static bool answer_one(struct hydration_owner_slot *slot, struct question *asked
                                    .entity_id = question->entity_id,
                                    .cover = question->cover}};
     note_asked(slot); /* before the look: a later change wakes the reader of the owner's events */
-    turns_work_for(hash_seeded(question->tenant)); /* connections of the owner's pool are the tenant's too */
+    turns_work_for(hash_seeded(question->tenant)); /* the owner's connections are the tenant's */
     enum status status = look_open(look, &slot->row, clock_deadline_ms(HYDRATION_OWNER_MS), &error);
     turns_work_for(0);
     leave_place(slot, asked);
