@@ -200,7 +200,7 @@ struct refdata_changes {
         struct refdata_changes *changes;
         struct task *task;
         char *tenant;        /* whose rows it publishes; NULL: none */
-        atomic_bool is_busy; /* it publishes, and claims again after that */
+        atomic_bool is_busy; /* it publishes, or waits after a failure; then it claims again */
     } lanes[LANES];
 };
 
@@ -294,16 +294,19 @@ static enum status publish_once(struct changes_lane *lane, bool *found, struct e
 
 static int64_t changes_step(struct task *task, void *context)
 {
-    struct changes_lane *lane = context;
+    struct changes_lane *lane = context, *lanes = lane->changes->lanes;
     struct error error = {0};
     enum status status = STATUS_OK;
     bool found = true;
+    atomic_store(&lane->is_busy, false);
     for (unsigned round = 0; round < ROUNDS_MAX && found && status == STATUS_OK; round++)
         status = publish_once(lane, &found, &error);
     if (status == STATUS_OK || status == STATUS_CANCELLED) {
+        bool polls = lane == lanes || atomic_load(&lanes[0].is_busy);
         task_hold(task, TASK_MS(PACE_MS));
-        return TASK_MS(found ? PACE_MS : POLL_MS);
+        return found ? TASK_MS(PACE_MS) : polls ? TASK_MS(POLL_MS) : TASK_IDLE;
     }
+    atomic_store(&lane->is_busy, true);
     if (task_failures(task) == 0)
         log_warn("hydration_changes_wait", LOG_STR("database", lane->changes->database->name),
                  LOG_ERROR_FIELDS(&error));
