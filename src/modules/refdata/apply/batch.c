@@ -49,23 +49,23 @@ static const struct refdata_rows_sql process_sql = REFDATA_ROWS_SQL(PROCESS, "$1
 /* The same, and the rows; `is true` makes the list of fresh ones a hash table instead of a join, which would compare all with all.
  * A dead letter ($4 is null) leaves no trace of its event, so that it can be sent again when what was wrong
  * is put right; unless it was accepted. */
-#define PROCESS_UNKNOWN(rows)                                                               \
-    "with asked as ("                                                                       \
-    "   select t, e::uuid as e, s, d, hash, snapshot::uuid as snapshot, requester, at"      \
-    "   from " rows " as u (t, e, s, d, hash, snapshot, requester, at)),"                   \
-    " fresh as ("                                                                           \
-    "   insert into refdata.processed_event (tenant_id, event_id, source)"                  \
-    "   select t, e, s from asked where d is not null or exists ("                          \
-    "     select from refdata.update_request r where r.tenant_id = t and r.event_id = e)"   \
-    "   order by t collate \"C\", e on conflict do nothing returning tenant_id, event_id)," \
-    " made as ("                                                                            \
-    "   insert into refdata.update_request"                                                 \
-    "    (tenant_id, event_id, dict_code, status, source, content_hash, snapshot_id,"       \
-    "     requested_by)"                                                                    \
-    "   select t, e, d, 'PENDING', s, hash, snapshot, requester"                            \
-    "   from asked where d is not null"                                                     \
-    "    and ((t, e) in (select tenant_id, event_id from fresh)) is true"                   \
-    "   order by at on conflict do nothing)"                                                \
+#define PROCESS_UNKNOWN(rows)                                                                      \
+    "with asked as ("                                                                              \
+    "   select t, e::uuid as e, s, d, hash, snapshot::uuid as snapshot, requester, at"             \
+    "   from " rows " as u (t, e, s, d, hash, snapshot, requester, at)),"                          \
+    " fresh as ("                                                                                  \
+    "   insert into refdata.processed_event (tenant_id, event_id, source)"                         \
+    "   select t, e, s from asked where d is not null or exists ("                                 \
+    "     select from refdata.update_request r where r.tenant_id = t and r.event_id = e offset 0)" \
+    "   order by t collate \"C\", e on conflict do nothing returning tenant_id, event_id),"        \
+    " made as ("                                                                                   \
+    "   insert into refdata.update_request"                                                        \
+    "    (tenant_id, event_id, dict_code, status, source, content_hash, snapshot_id,"              \
+    "     requested_by)"                                                                           \
+    "   select t, e, d, 'PENDING', s, hash, snapshot, requester"                                   \
+    "   from asked where d is not null"                                                            \
+    "    and ((t, e) in (select tenant_id, event_id from fresh)) is true"                          \
+    "   order by at on conflict do nothing)"                                                       \
     " select tenant_id, event_id from fresh"
 static const struct refdata_rows_sql process_unknown_sql =
     REFDATA_ORDERED_SQL(PROCESS_UNKNOWN, "$1, $2, $3, $4, $5, $6, $7");
