@@ -156,6 +156,11 @@ static enum status write_batch(struct batch *batch, struct error *error)
         refdata_writer_add(&batch->writer, &savepoint_sql, DB_NO_PARAMS);
     for (size_t i = 0; i < batch->count; i++)
         decide_command(batch, i);
+    if (batch->is_expected) { /* the decisions were made without a statement */
+        if (refdata_batch_is_one(batch))
+            return refdata_batch_record_one(batch, error);
+        refdata_expected_ask(batch);
+    }
     write_deltas(batch);
     for (size_t i = 0; i < batch->count; i++) {
         const struct entry *entry = &batch->entries[i];
@@ -265,9 +270,8 @@ enum status refdata_apply_run(struct refdata_database *database, struct db_conn 
         batch.flags &= may_stay_open ? ~(unsigned)REFDATA_APPLY_ALONE : ~(unsigned)REFDATA_APPLY_OPEN;
     bool is_single = batch.pair_count == 1;
     enum status status = STATUS_OK;
-    if (flags & REFDATA_APPLY_GUESS && may_stay_open && is_single && refdata_expected_take(&batch)) {
-        refdata_expected_ask(&batch);
-    } else {
+    if (!(flags & REFDATA_APPLY_EXPECTED && batch.flags & REFDATA_APPLY_OPEN && is_single &&
+          refdata_expected_take(&batch))) {
         status = refdata_batch_read(&batch, error);
         if (status == STATUS_OK && is_single)
             refdata_expected_found(&batch);

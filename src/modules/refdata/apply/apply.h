@@ -41,7 +41,7 @@ enum refdata_apply_flags {
     REFDATA_APPLY_UNKNOWN = 16,
     /* With OPEN: nothing needs to be read first, as far as the caller is concerned. Then all of it may be left to the commit, which
      * fails where the pair is not as this process left it: run them again without this. Not with UNKNOWN. */
-    REFDATA_APPLY_GUESS = 32,
+    REFDATA_APPLY_EXPECTED = 32,
     REFDATA_APPLY_LAST =
         4, /* with ALONE: a statement that takes too long is FAILED too, it had its chances */
 };
@@ -53,7 +53,7 @@ void refdata_apply_metrics_register(void); /* once, before the first run */
 enum status refdata_apply_run(struct refdata_database *database, struct db_conn *conn,
                               struct refdata_command *commands, size_t count, unsigned flags,
                               int64_t deadline_ns, struct arena *arena, struct error *error) MUST_CHECK;
-/* Are these of one pair, of which REFDATA_APPLY_GUESS has something to guess by? */
+/* Are these of one pair of the built-in table whose state is expected, so that REFDATA_APPLY_EXPECTED has an effect? */
 bool refdata_apply_expects(struct refdata_database *database, const struct refdata_command *commands,
                            size_t count);
 /* After the commit: releases the clients that wait for these updates, and notifies the readers of the dictionaries. Updates decided

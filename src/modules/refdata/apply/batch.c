@@ -96,6 +96,11 @@ struct revision refdata_revision_at(const struct db_result *rows, size_t row, un
     return (struct revision){!db_result_is_null(rows, row, column), db_result_i64(rows, row, column)};
 }
 
+struct db_param refdata_revision_param(struct revision revision)
+{
+    return revision.given ? db_i64(revision.value) : db_null(DB_BIGINT);
+}
+
 void refdata_revision_raise(struct revision *revision, struct revision by)
 {
     if (by.given && (!revision->given || by.value > revision->value))
@@ -322,9 +327,9 @@ static enum status take_pairs(struct batch *batch, const struct db_result *locke
     for (size_t i = 0; i < batch->pair_count; i++) {
         struct pair *pair = batch->pairs[i];
         pair->version = pair->locked_version = db_result_i64(locked, i, 2);
-        pair->revision = refdata_revision_at(locked, i, 3);
+        pair->revision = pair->locked_revision = refdata_revision_at(locked, i, 3);
         pair->is_hydrated = str_eq(db_result_str(locked, i, 4), STR("true"));
-        pair->event = arena_str(batch->arena, db_result_str(locked, i, 5));
+        pair->event = pair->locked_event = arena_str(batch->arena, db_result_str(locked, i, 5));
     }
     for (size_t row = 0; row < db_result_rows(assembling); row++) {
         const struct pair wanted = {.tenant = db_result_str(assembling, row, 0),

@@ -4,8 +4,8 @@
  *   batch.c      what has to be known first, in one round trip: locks, versions, events that are there already, snapshots in
  *                assembly
  *   snapshots.c  chunks, until they are a snapshot
- *   expected.c   instead of that: the state in which this process left the row of a pair
- *   record.c     what is written of each decision: version, status, outbox
+ *   expected.c   instead of that: the state in which this process left the row of a pair; refdata.expect_pair()
+ *   record.c     what is written of each decision: version, status, outbox; refdata.apply_one()
  *   handler.c    the bus's side          upkeep.c   what expires, what is forgotten */
 #ifndef FRESHET_REFDATA_APPLY_BATCH_H
 #define FRESHET_REFDATA_APPLY_BATCH_H
@@ -26,8 +26,8 @@ struct pair {
     struct str tenant, code;
     const struct refdata_dictionary *dictionary; /* the catalog's */
     int64_t version, locked_version;             /* as the commands so far leave it; as it was found */
-    struct str event;                            /* which event made that version */
-    struct revision revision;
+    struct str event, locked_event;              /* which event made that version */
+    struct revision revision, locked_revision;
     bool assembling;  /* a snapshot of it is: deltas are recorded */
     bool is_hydrated; /* some consumer asked for an item of it: changes are published for hydration */
 };
@@ -77,7 +77,8 @@ struct batch {
     struct refdata_write *deltas; /* decided, not yet on their way */
     size_t delta_count;
     struct refdata_writer writer;
-    bool is_quiet; /* its only pair is, or is guessed to be, as this process left it */
+    bool is_expected; /* its only pair was not read: `locked_version` and so on are the expected state */
+    bool is_quiet;    /* its only pair is, or is expected to be, as this process left it */
 };
 
 /* Longest time for the statements that write a whole snapshot. */
@@ -89,6 +90,7 @@ enum status refdata_batch_read(struct batch *batch, struct error *error) MUST_CH
 void refdata_command_fail(struct refdata_command *command, enum status failure, const char *format, ...)
     PRINTF_LIKE(3, 4);
 struct revision refdata_revision_at(const struct db_result *rows, size_t row, unsigned column);
+struct db_param refdata_revision_param(struct revision revision);
 bool refdata_revision_is_stale(struct revision revision, struct revision than);
 void refdata_revision_raise(struct revision *revision, struct revision by);
 
@@ -98,8 +100,8 @@ static inline bool refdata_batch_is_chunk(const struct batch *batch, size_t at)
 }
 
 /* ---- expected.c: of a batch of one pair ---- */
-bool refdata_expected_take(struct batch *batch);  /* in place of refdata_batch_read(), if it returns true; */
-void refdata_expected_ask(struct batch *batch);   /* then this is the first statement, left in the pipeline */
+bool refdata_expected_take(struct batch *batch); /* in place of refdata_batch_read(), if it returns true; */
+void refdata_expected_ask(struct batch *batch);  /* then this is the first statement, unless apply_one() is */
 void refdata_expected_found(struct batch *batch); /* after refdata_batch_read() */
 void refdata_expected_note(struct batch *batch);  /* all is decided and written */
 
@@ -134,6 +136,10 @@ void refdata_assembly_end(const struct assembly *assembly, struct refdata_writer
 /* ---- record.c ---- */
 /* Adds what is left to be written, and waits for all of it, or leaves it to the commit. */
 enum status refdata_batch_record(struct batch *batch, struct error *error) MUST_CHECK;
+/* Is it what refdata.apply_one() writes: one update of one item of the built-in table, of a pair in its expected state? Then that is
+ * its only statement, which is left to the commit. */
+bool refdata_batch_is_one(const struct batch *batch);
+enum status refdata_batch_record_one(struct batch *batch, struct error *error) MUST_CHECK;
 
 /* ---- upkeep.c ---- */
 task_run_fn refdata_upkeep_step; /* its context is the database */

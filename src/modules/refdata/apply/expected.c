@@ -1,6 +1,7 @@
 /* The state in which this process left the row of a pair. While no other process writes the pair, its next batch is decided from that
  * state instead of reading the row first, and takes one round trip. Its first statement, refdata.expect_pair(), locks the row and fails
- * if the row differs from the state; the batch is then run again and reads the row.
+ * if the row differs from the state; the batch is then run again and reads the row. One update of one item, which is what most batches
+ * are, is a single statement: refdata.apply_one() (record.c).
  *
  * The state is used only if the last batch found the row as the batch before it had left it. So a pair that several processes
  * write is read by every batch; only the first attempt after a change by another process fails. The state is noted before the commit: if
@@ -27,6 +28,12 @@ bool refdata_apply_expects(struct refdata_database *database, const struct refda
     struct refdata_expected *expected = &database->expected;
     struct str tenant = commands[0].update.tenant, code = commands[0].update.dict_code;
     const struct refdata_left *left = slot_of(expected, tenant, code);
+    struct refdata_catalog *catalog = refdata_database_catalog(database);
+    const struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, code);
+    bool is_builtin = dictionary && dictionary->is_builtin;
+    refdata_catalog_unref(catalog);
+    if (!is_builtin)
+        return false;
     for (size_t i = 1; i < count; i++)
         if (!str_eq(commands[i].update.tenant, tenant) || !str_eq(commands[i].update.dict_code, code))
             return false;
@@ -45,15 +52,14 @@ bool refdata_expected_take(struct batch *batch)
         if (!batch->entries[i].pair || batch->commands[i].update.source != batch->commands[0].update.source)
             return false;
     pthread_mutex_lock(&expected->lock);
-    bool is_guessed = left->is_quiet && is_of(left, pair->tenant, pair->code);
-    if (is_guessed) {
+    batch->is_expected = left->is_quiet && is_of(left, pair->tenant, pair->code);
+    if (batch->is_expected) {
         pair->version = pair->locked_version = left->version;
-        pair->revision = (struct revision){left->has_revision, left->revision};
-        pair->event = arena_str(batch->arena, str_from(left->event_id));
+        pair->revision = pair->locked_revision = (struct revision){left->has_revision, left->revision};
+        pair->event = pair->locked_event = arena_str(batch->arena, str_from(left->event_id));
     }
     pthread_mutex_unlock(&expected->lock);
-    batch->is_quiet = is_guessed;
-    return is_guessed;
+    return batch->is_quiet = batch->is_expected;
 }
 
 void refdata_expected_ask(struct batch *batch)
@@ -66,9 +72,8 @@ void refdata_expected_ask(struct batch *batch)
     }
     db_pipeline_begin(batch->conn);
     db_pipeline_add(batch->conn, &expect_sql,
-                    DB_PARAMS(db_text(pair->tenant), db_text(pair->code), db_i64(pair->version),
-                              db_uuid(pair->event),
-                              pair->revision.given ? db_i64(pair->revision.value) : db_null(DB_BIGINT),
+                    DB_PARAMS(db_text(pair->tenant), db_text(pair->code), db_i64(pair->locked_version),
+                              db_uuid(pair->locked_event), refdata_revision_param(pair->locked_revision),
                               db_text_array(db_array_end(&events)),
                               db_text(refdata_source_name(batch->commands[0].update.source))));
     db_pipeline_leave(batch->conn, NULL, 0);

@@ -148,7 +148,7 @@ static enum status apply_memo(struct memo *memo, struct bus_batch *batch)
         if (!memo->commands[i].is_accepted)
             flags |= REFDATA_APPLY_UNKNOWN;
     if (batch->is_unlocked && !(flags & REFDATA_APPLY_UNKNOWN))
-        flags |= REFDATA_APPLY_GUESS;
+        flags |= REFDATA_APPLY_EXPECTED;
     if (memo->count == 1)
         flags |= REFDATA_APPLY_ALONE;
     if (memo->count == 1 && batch->attempt + 1 >= memo->catalog->updates.attempts_max)

@@ -94,29 +94,45 @@ static bool may_be_left(const struct batch *batch)
     return batch->flags & REFDATA_APPLY_OPEN && batch->writer.deadline_ns == batch->deadline_ns;
 }
 
-/* Rows of the outbox. They are published where the commit follows at once: the lock of the partition is held no longer than that. */
+/* Versions are published where the commit follows at once: the lock of the partition is held no longer than that. */
+static bool may_be_published(const struct batch *batch)
+{
+    return batch->pair_count == 1 && may_be_left(batch) &&
+           refdata_relay_publishes_in_commits(batch->database);
+}
+
+static struct db_param partition_of(const struct batch *batch)
+{
+    return db_int(
+        refdata_buses_invalidation_partition(batch->pairs[0]->tenant, batch->pairs[0]->code, batch->arena));
+}
+
+/* The last statement tells whether the versions are published. */
+static void ask_published(struct batch *batch)
+{
+    db_pipeline_ask(batch->conn);
+    for (size_t i = 0; i < batch->count; i++)
+        batch->commands[i].outcome.is_published = batch->entries[i].published;
+}
+
 static void write_outbox(struct batch *batch, struct refdata_columns *outbox)
 {
     enum { COLUMNS = 7 };
     const struct pair *pair = batch->pairs[0];
     struct db_param params[REFDATA_COLUMNS_MAX + 1];
-    if (batch->pair_count != 1 || !outbox->rows || !may_be_left(batch) ||
-        !refdata_relay_publishes_in_commits(batch->database)) {
+    if (!outbox->rows || !may_be_published(batch)) {
         refdata_columns_write(outbox, &outbox_sql, &batch->writer);
         return;
     }
     const struct db_statement *statement = refdata_columns_bind(outbox, &publish_sql, params);
     params[COLUMNS] = db_text(pair->tenant);
     params[COLUMNS + 1] = db_text(pair->code);
-    params[COLUMNS + 2] =
-        db_int(refdata_buses_invalidation_partition(pair->tenant, pair->code, batch->arena));
+    params[COLUMNS + 2] = partition_of(batch);
     params[COLUMNS + 3] = db_i64((int64_t)outbox->rows);
     params[COLUMNS + 4] = DB_END;
     refdata_writer_add(&batch->writer, statement, params);
-    db_pipeline_ask(batch->conn);
+    ask_published(batch);
     refdata_columns_free(outbox);
-    for (size_t i = 0; i < batch->count; i++)
-        batch->commands[i].outcome.is_published = batch->entries[i].published;
 }
 
 /* Of the commands that made a version: a row for the outbox, and one for hydration. */
@@ -193,4 +209,37 @@ enum status refdata_batch_record(struct batch *batch, struct error *error)
     refdata_columns_write(&versions, &versions_sql, &batch->writer);
     return may_be_left(batch) ? refdata_writer_leave(&batch->writer, error)
                               : refdata_writer_wait(&batch->writer, error);
+}
+
+/* ---- one update of one item ---- */
+
+static const struct db_statement one_sql =
+    DB_STATEMENT("select refdata.apply_one($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)");
+
+bool refdata_batch_is_one(const struct batch *batch)
+{
+    return batch->is_expected && batch->count == 1 && batch->entries[0].published &&
+           batch->entries[0].item_count == 1 && may_be_left(batch) &&
+           !FAILPOINT_IS_ARMED("apply.before_version");
+}
+
+enum status refdata_batch_record_one(struct batch *batch, struct error *error)
+{
+    const struct refdata_command *command = &batch->commands[0];
+    const struct refdata_update *update = &command->update;
+    const struct pair *pair = batch->pairs[0];
+    const struct refdata_item *item = &batch->entries[0].items[0];
+    bool inserts = batch->flags & REFDATA_APPLY_INSERTS, is_published = may_be_published(batch);
+    refdata_writer_add(&batch->writer, &one_sql,
+                       DB_PARAMS(db_text(pair->tenant), db_text(pair->code), db_i64(pair->locked_version),
+                                 db_uuid(pair->locked_event), refdata_revision_param(pair->locked_revision),
+                                 refdata_revision_param(pair->revision), db_uuid(pair->event),
+                                 db_text(refdata_source_name(update->source)),
+                                 db_text(inserts ? refdata_acceptance_hash(update, batch->arena) : STR_NONE),
+                                 db_text(command->requested_by), db_text(command->traceparent),
+                                 db_text(item->key), db_jsonb(item->is_delete ? STR_NONE : item->payload),
+                                 is_published ? partition_of(batch) : db_null(DB_INT)));
+    if (is_published)
+        ask_published(batch);
+    return refdata_writer_leave(&batch->writer, error);
 }

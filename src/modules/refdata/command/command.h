@@ -115,12 +115,13 @@ enum status refdata_committer_add(struct refdata_committer *committer, struct re
                                   struct error *error) MUST_CHECK;
 
 /* ---- commit.c ---- */
-struct refdata_commit_pace { /* of one committer */
-    int64_t direct_from_ns;  /* before this time no update is applied in its own commit */
-    bool is_queued;          /* for one call: the same */
-    bool was_slow; /* by the call: an update was to be applied in its own commit, and its SQL took too long */
-    int64_t guess_from_ns; /* before this time updates that nobody waits for are not guessed to be new */
-    int64_t warn_from_ns;  /* before this time no warning is logged */
+struct refdata_commit_pace { /* of one committer: what its calls learn from one another */
+    int64_t direct_from_ns;  /* until then all updates are queued */
+    int64_t
+        guess_from_ns; /* until then no group is guessed to be new, except for one update with WAIT_COMMIT */
+    int64_t warn_from_ns; /* until then no warning is logged */
+    bool is_queued;       /* set before a call: its updates are queued */
+    bool was_slow;        /* set by a call: updates were applied directly, and their SQL took too long */
 };
 /* On a worker: every post gets its result. No two of them name the same event, key or chunk. The array is overwritten. */
 void refdata_commit_posts(struct refdata_database *database, struct refdata_commit_pace *pace,

@@ -1,15 +1,17 @@
-/* One transaction for a group of POSTs (R1, R11): their rows and their commands commit together, or neither. There are two ways,
- * direct and queued; expected and guessed are their short forms (GLOSSARY.md):
+/* One transaction for a group of POSTs (R1, R11): their rows and their commands commit together, or neither. There are two ways, and
+ * each is tried in one round trip first, where that may succeed; ─ is a wait for PostgreSQL's answers:
  *
- *     expected BEGIN, cursor locks of the partitions, accept, apply, COMMIT in one round trip: nobody else writes the dictionary
- *     direct   BEGIN, cursor locks of the partitions, accept ─ apply ─ COMMIT
- *     guessed  BEGIN, accept, publish, COMMIT in one round trip: the updates are guessed to be new
- *     queued   BEGIN, accept ─ publish ─ COMMIT; apply receives the commands from the topic
+ *              in one trip                             step by step, if that failed
+ *     direct   BEGIN, lock, accept, apply, COMMIT      BEGIN, lock, accept, read ─ apply ─ COMMIT      if that failed: queued
+ *     queued   BEGIN, accept, publish, COMMIT          BEGIN, accept ─ publish ─ COMMIT                if that failed: the same again
  *
- * Direct is for small deltas where this process applies too. It guesses that all updates are new and that nothing is queued before
- * them; if no post has an Idempotency-Key, apply writes the rows and accept is left out. A try that fails is followed by the next way:
- * expected, direct, guessed, queued. The order of updates holds: an update that was answered earlier is either applied, or still queued, and
- * then the cursor locks are not granted.
+ * Queued: apply receives the commands from the topic. Direct: they are applied here, for small deltas where this process applies too.
+ * "lock" are the cursor locks of the partitions, which are granted if nothing is queued there. So the order of updates holds: one that
+ * was answered earlier is either applied, or still queued, and then the locks are not granted. All updates must be new; if no post has an
+ * Idempotency-Key, apply writes the rows and accept is left out.
+ *
+ * Direct in one trip is called expected: only this process writes the pair, which is as it left it. Queued in one trip is called
+ * guessed: all updates are guessed to be new (GLOSSARY.md).
  *
  * A group may be run again at any time: a retry finds the rows of a commit whose reply was lost. Refused posts leave the group, and
  * the others begin again. Where the server refuses a statement each post is run alone, so that one cannot make the others fail. */
@@ -28,7 +30,7 @@ enum {
     TRIES_MAX = 20,  /* of a transaction that the server asks to run again */
     DIRECT_MS = 300, /* for applying directly */
     DIRECT_BYTES_MAX = 256 << 10,
-    UNGUESSED_PAUSE_MS = 1000, /* without such a guess, after one was not new */
+    UNGUESSED_PAUSE_MS = 1000, /* guessed is not used for this long after an update that was known */
     CONTENDED_PAUSE_MS = 20,   /* without direct, after the cursor locks were not granted */
     UNKNOWN_PAUSE_MS = 50,     /* between tries while the outcome of a commit is unknown */
 };
@@ -36,7 +38,7 @@ enum {
 static const struct db_statement lock_timeout_sql =
     DB_STATEMENT("select set_config('lock_timeout', '300', true)");
 
-enum way { EXPECTED, DIRECT, GUESSED, QUEUED }; /* after a failed try the next one is taken */
+enum way { DIRECT, QUEUED };
 
 struct group {
     struct refdata_database *database;
@@ -44,10 +46,11 @@ struct group {
     struct refdata_post **posts; /* those that are refused leave it */
     size_t count;
     int64_t deadline_ns;
-    enum way way;
-    bool is_unknown;     /* the reply to some COMMIT was lost */
-    bool is_to_be_woken; /* commands may be queued: wake the consumers of the topic */
-    size_t queued;       /* commands in the last commit */
+    enum way way;         /* this and in_one_trip: of the next try */
+    bool in_one_trip;     /* if it may succeed */
+    bool is_unknown;      /* the reply to some COMMIT was lost */
+    bool wakes_consumers; /* of the topic, after the commit: commands may be queued */
+    size_t queued;        /* commands in the last commit */
     struct error error;
 };
 
@@ -85,26 +88,39 @@ static bool may_be_direct(const struct group *group)
            bus_shares_commits(database->buses.commands, STR(REFDATA_COMMANDS));
 }
 
-/* BEGIN, the request for the cursor locks and the acceptance are sent with apply's first round trip, which may be that of the commit.
- * *is_granted: the locks are held, so that the group applies its updates in place of the topic's consumers; or else the commit
- * fails. */
+/* The partitions of the posts, each once, ascending. */
+static size_t list_partitions(const struct group *group, unsigned *partitions, struct arena *arena)
+{
+    unsigned topic_partitions = (unsigned)kernel_bus(group->database->refdata->kernel)->partitions;
+    bool is_wanted[BUS_PARTITIONS_MAX] = {false};
+    size_t count = 0;
+    for (size_t i = 0; i < group->count; i++) {
+        const struct refdata_update *update = &group->posts[i]->update;
+        struct str key =
+            arena_printf(arena, "%.*s:%.*s", STR_ARG(update->tenant), STR_ARG(update->dict_code));
+        is_wanted[bus_partition_of(key, topic_partitions)] = true;
+    }
+    for (unsigned i = 0; i < topic_partitions; i++)
+        if (is_wanted[i])
+            partitions[count++] = i;
+    return count;
+}
+
+/* BEGIN, the request for the cursor locks and the acceptance are sent with apply's first round trip, which in one trip is that of the
+ * commit. OK: the locks are held, so that the group applies its updates in place of the topic's consumers, and all are decided; in one
+ * trip, otherwise the commit fails. */
 static enum status apply_directly(struct group *group, struct db_conn *conn, struct refdata_command *commands,
-                                  bool *is_granted, uint64_t *mark, struct arena *arena)
+                                  uint64_t *mark, struct arena *arena)
 {
     int64_t soon_ns = clock_deadline_ms(DIRECT_MS);
-    unsigned topic_partitions = (unsigned)kernel_bus(group->database->refdata->kernel)->partitions;
-    unsigned partitions[BUS_PARTITIONS_MAX]; /* of the posts, each once, ascending */
-    bool is_wanted[BUS_PARTITIONS_MAX] = {false};
-    size_t partition_count = 0;
+    unsigned partitions[BUS_PARTITIONS_MAX], flags = REFDATA_APPLY_OPEN | REFDATA_APPLY_INSERTS;
+    size_t partition_count = list_partitions(group, partitions, arena);
     struct db_result *results[2] = {NULL}; /* of BEGIN and of the request for the cursor locks */
-    bool writes_requests =
-        true; /* apply inserts the rows of update_request, as decided: a key needs them before */
     for (size_t i = 0; i < group->count; i++) {
         const struct refdata_post *post = group->posts[i];
-        struct str key =
-            arena_printf(arena, "%.*s:%.*s", STR_ARG(post->update.tenant), STR_ARG(post->update.dict_code));
-        is_wanted[bus_partition_of(key, topic_partitions)] = true;
-        writes_requests &= !post->acceptance.key.ptr;
+        /* apply inserts the rows of update_request with their final status; with an Idempotency-Key they must exist earlier */
+        if (post->acceptance.key.ptr)
+            flags &= ~(unsigned)REFDATA_APPLY_INSERTS;
         commands[i] = (struct refdata_command){
             .update = post->update,
             .requested_by = post->acceptance.subject.len ? post->acceptance.subject : STR_NONE,
@@ -112,31 +128,31 @@ static enum status apply_directly(struct group *group, struct db_conn *conn, str
             /* not `waited`: no other process can wait for it, since it was not there before this commit */
         };
     }
-    bool is_expected =
-        group->way == EXPECTED && refdata_apply_expects(group->database, commands, group->count);
-    if (!is_expected)
-        group->way = DIRECT;
-    for (unsigned i = 0; i < topic_partitions; i++)
-        if (is_wanted[i])
-            partitions[partition_count++] = i;
+    group->in_one_trip = group->in_one_trip && refdata_apply_expects(group->database, commands, group->count);
+    flags |= group->in_one_trip ? REFDATA_APPLY_EXPECTED : 0;
     db_pipeline_begin(conn);
     db_pipeline_add(conn, &db_begin_sql, DB_NO_PARAMS);
     enum status status =
         bus_direct_ask(group->database->buses.commands, conn, STR(REFDATA_COMMANDS), REFDATA_APPLY_GROUP,
-                       partitions, partition_count, is_expected, mark, &group->error);
-    if (!is_expected) /* which sets it itself */
+                       partitions, partition_count, group->in_one_trip, mark, &group->error);
+    if (!group->in_one_trip) /* apply's statement sets it otherwise */
         db_pipeline_add(conn, &lock_timeout_sql, DB_NO_PARAMS);
-    if (!writes_requests)
+    if (!(flags & REFDATA_APPLY_INSERTS))
         add_acceptances(group, conn, true, arena);
     db_pipeline_leave(conn, results, 2);
     if (status == STATUS_OK)
-        status = refdata_apply_run(group->database, conn, commands, group->count,
-                                   REFDATA_APPLY_OPEN | (writes_requests ? REFDATA_APPLY_INSERTS : 0) |
-                                       (is_expected ? REFDATA_APPLY_GUESS : 0),
+        status = refdata_apply_run(group->database, conn, commands, group->count, flags,
                                    soon_ns < group->deadline_ns ? soon_ns : group->deadline_ns, arena,
                                    &group->error);
     db_pipeline_forget(conn); /* the results have come, or they are not needed any more */
-    *is_granted = is_expected || (results[1] && bus_direct_is_granted(results[1], partition_count));
+    if (status == STATUS_OK && !group->in_one_trip &&
+        !(results[1] && bus_direct_is_granted(results[1], partition_count))) {
+        group->pace->direct_from_ns = clock_deadline_ms(CONTENDED_PAUSE_MS);
+        status = STATUS_DB_RETRY;
+    }
+    for (size_t i = 0; i < group->count && status == STATUS_OK; i++)
+        if (!commands[i].decided) /* it was known before */
+            status = STATUS_DB_RETRY;
     db_result_free(results[0]);
     db_result_free(results[1]);
     return status;
@@ -147,16 +163,12 @@ static enum status commit_direct(struct group *group, struct db_conn *conn, stru
 {
     struct refdata_command *commands = arena_zalloc(arena, group->count * sizeof *commands);
     uint64_t mark = 0;
-    bool is_granted, are_decided = true;
     int64_t slow_ns = clock_deadline_ms(DIRECT_MS / 2);
-    enum status status = apply_directly(group, conn, commands, &is_granted, &mark, arena);
-    for (size_t i = 0; i < group->count; i++)
-        are_decided &= commands[i].decided;
-    group->pace->was_slow |= status != STATUS_OK && clock_mono_ns() >= slow_ns;
-    if (status == STATUS_OK && !is_granted)
-        group->pace->direct_from_ns = clock_deadline_ms(CONTENDED_PAUSE_MS);
-    if (status != STATUS_OK || !is_granted || !are_decided)
+    enum status status = apply_directly(group, conn, commands, &mark, arena);
+    if (status != STATUS_OK) {
+        group->pace->was_slow |= clock_mono_ns() >= slow_ns;
         return status == STATUS_CANCELLED ? status : STATUS_DB_RETRY;
+    }
 
     FAILPOINT("command.before_direct_commit");
     status = bus_direct_commit(group->database->buses.commands, conn, STR(REFDATA_COMMANDS), mark,
@@ -181,8 +193,8 @@ static struct refdata_accepted accepted_of(const struct refdata_post *post)
     return (struct refdata_accepted){&post->update, post->traceparent, post->waits};
 }
 
-/* Updates are most often new: then their rows, their commands, the commit and, for a single one that a client waits for, the notice to
- * the consumers are one round trip. */
+/* Updates are most often new. If all of the group are, then their rows, their commands, the commit and, for a single one that a client
+ * waits for, the notice to the consumers are one round trip. */
 static bool may_be_guessed(const struct group *group)
 {
     size_t bytes = 0;
@@ -213,9 +225,9 @@ static enum status commit_guessed(struct group *group, struct db_conn *conn, str
         refdata_acceptance_take_new(&group->posts[i]->acceptance);
     if (status == STATUS_OK)
         return status;
-    group->is_to_be_woken = true; /* they may be queued, without a notice to this process's own consumer */
+    group->wakes_consumers = true; /* they may be queued, without a notice to this process's own consumer */
     if (status == STATUS_DB_ERROR &&
-        !(group->count == 1 && group->posts[0]->waits)) /* clients may be sending much again */
+        !(group->count == 1 && group->posts[0]->waits)) /* clients may be repeating many updates */
         group->pace->guess_from_ns = clock_deadline_ms(UNGUESSED_PAUSE_MS);
     return status == STATUS_DB_ERROR ? STATUS_DB_RETRY : status;
 }
@@ -259,7 +271,7 @@ static enum status commit_queued(struct group *group, struct db_conn *conn, stru
     if (status == STATUS_OK)
         status = note_commit(group, db_commit(conn, group->deadline_ns, &group->error));
     group->queued = count;
-    group->is_to_be_woken |= count > 0; /* also by an earlier try whose reply was lost */
+    group->wakes_consumers |= count > 0; /* also by an earlier try whose reply was lost */
     return status;
 }
 
@@ -269,17 +281,19 @@ static enum status try_once(struct group *group, struct db_conn *conn)
 {
     enum status status;
     struct arena arena = ARENA(4096);
-    if (group->way == GUESSED && !may_be_guessed(group))
-        group->way = QUEUED;
-    if (group->way <= DIRECT)
+    if (group->way == DIRECT)
         status = commit_direct(group, conn, &arena);
-    else if (group->way == GUESSED)
+    else if (group->in_one_trip && may_be_guessed(group))
         status = commit_guessed(group, conn, &arena);
     else
         status = commit_queued(group, conn, &arena);
-    if (group->way != QUEUED)
-        group->way++;
     arena_deinit(&arena);
+    if (group->in_one_trip) { /* the next try, if this one failed */
+        group->in_one_trip = false;
+    } else if (group->way == DIRECT) {
+        group->way = QUEUED;
+        group->in_one_trip = true;
+    }
     return status;
 }
 
@@ -306,7 +320,8 @@ static bool commit_group(struct group *group)
     for (size_t i = 0; i < group->count; i++)
         if (group->posts[i]->deadline_ns > group->deadline_ns)
             group->deadline_ns = group->posts[i]->deadline_ns;
-    group->way = may_be_direct(group) ? EXPECTED : GUESSED;
+    group->way = may_be_direct(group) ? DIRECT : QUEUED;
+    group->in_one_trip = true;
     for (int tries = 0; group->count > 0; tries++) {
         struct db_conn *conn = NULL;
         if (tries > 0 && !may_try_again(group, status, is_connected, tries))
@@ -334,7 +349,7 @@ static bool commit_group(struct group *group)
         post->error = group->error;
         post->error.status = STATUS_UNAVAILABLE;
     }
-    if (status == STATUS_OK && group->is_to_be_woken)
+    if (status == STATUS_OK && group->wakes_consumers)
         refdata_commands_wake(group->database, group->queued);
     if (status == STATUS_OK || clock_mono_ns() < group->pace->warn_from_ns)
         return true;

@@ -2,7 +2,7 @@
  * its own commit only, and many share one. Tenants take turns: where more are queued than fit, each has its part of the group. In
  * a full queue the tenant with most posts is refused.
  *
- * A tenant whose SQL took too long when it was applied in its own commit is a suspect. Its posts are queued for apply, in groups without
+ * A tenant whose SQL took too long when it was applied in its own commit is marked as slow. Its posts are queued for apply, in groups without
  * the other tenants, and after a pause one group of its own is tried again. So slow SQL holds up the others once per pause, however
  * many posts have it.
  *
@@ -18,7 +18,7 @@
 
 enum { GROUP_MAX = 500 };
 #define GROUP_BYTES_MAX (8u << 20) /* exceeded by at most one post */
-enum { SUSPECTS_MAX = 64, SUSPECT_MIN_MS = 2000, SUSPECT_MAX_MS = 64000 };
+enum { SLOW_SHARES_MAX = 64, SLOW_PAUSE_MIN_MS = 2000, SLOW_PAUSE_MAX_MS = 64000 };
 
 struct metric_family refdata_commit_size_family = {
     .name = "refdata_commit_batch_size",
@@ -36,66 +36,67 @@ struct refdata_committer {
     struct refdata_database *database;
     struct task *task;
     struct refdata_commit_pace pace; /* the task's, as the next three */
-    struct suspect {
+    struct slow_share {
         uint64_t share; /* 0 = free */
         int64_t until_ns, pause_ms;
-    } suspects[SUSPECTS_MAX];
-    size_t suspect_count;
-    int64_t trial_from_ns; /* of any suspect */
+    } slow_shares[SLOW_SHARES_MAX];
+    size_t slow_count;
+    int64_t trial_from_ns; /* of any of them */
     pthread_mutex_t lock;  /* for what follows */
     struct turns turns;
     size_t queue_max;
     bool is_stopping;
 };
 
-/* ---- suspects ---- */
+/* ---- tenants whose SQL took too long ---- */
 
-enum { KIND_PLAIN, KIND_QUEUED }; /* any other: the share of a suspect that is tried again */
+enum { GROUP_NORMAL, GROUP_QUEUED_ONLY }; /* any other: the share of a slow tenant, which is tried again */
 
-static struct suspect *find_suspect(struct refdata_committer *committer, uint64_t share)
+static struct slow_share *find_slow(struct refdata_committer *committer, uint64_t share)
 {
-    for (size_t i = 0; committer->suspect_count > 0 && i < SUSPECTS_MAX; i++)
-        if (committer->suspects[i].share == share)
-            return &committer->suspects[i];
+    for (size_t i = 0; committer->slow_count > 0 && i < SLOW_SHARES_MAX; i++)
+        if (committer->slow_shares[i].share == share)
+            return &committer->slow_shares[i];
     return NULL;
 }
 
-static uint64_t kind_of(struct refdata_committer *committer, const struct refdata_post *post, int64_t now_ns)
+static uint64_t group_kind_of(struct refdata_committer *committer, const struct refdata_post *post,
+                              int64_t now_ns)
 {
-    const struct suspect *suspect = find_suspect(committer, post->share);
-    if (!suspect)
-        return KIND_PLAIN;
-    return now_ns < suspect->until_ns || now_ns < committer->trial_from_ns ? KIND_QUEUED : suspect->share;
+    const struct slow_share *slow = find_slow(committer, post->share);
+    if (!slow)
+        return GROUP_NORMAL;
+    return now_ns < slow->until_ns || now_ns < committer->trial_from_ns ? GROUP_QUEUED_ONLY : slow->share;
 }
 
-/* When the table is full, a further share is not suspected until an entry is free again. */
-static void suspect_share(struct refdata_committer *committer, uint64_t share, int64_t now_ns)
+/* When the table is full, a further share is not marked until an entry is free again. */
+static void mark_slow(struct refdata_committer *committer, uint64_t share, int64_t now_ns)
 {
-    struct suspect *suspect = find_suspect(committer, share);
-    if (!suspect && committer->suspect_count < SUSPECTS_MAX) {
-        for (suspect = committer->suspects; suspect->share; suspect++)
+    struct slow_share *slow = find_slow(committer, share);
+    if (!slow && committer->slow_count < SLOW_SHARES_MAX) {
+        for (slow = committer->slow_shares; slow->share; slow++)
             ;
-        *suspect = (struct suspect){.share = share, .pause_ms = SUSPECT_MIN_MS / 2};
-        committer->suspect_count++;
+        *slow = (struct slow_share){.share = share, .pause_ms = SLOW_PAUSE_MIN_MS / 2};
+        committer->slow_count++;
     }
-    if (!suspect || suspect->until_ns > now_ns)
+    if (!slow || slow->until_ns > now_ns)
         return;
-    suspect->pause_ms = suspect->pause_ms < SUSPECT_MAX_MS ? 2 * suspect->pause_ms : SUSPECT_MAX_MS;
-    suspect->until_ns = now_ns + suspect->pause_ms * CLOCK_NS_PER_MS;
+    slow->pause_ms = slow->pause_ms < SLOW_PAUSE_MAX_MS ? 2 * slow->pause_ms : SLOW_PAUSE_MAX_MS;
+    slow->until_ns = now_ns + slow->pause_ms * CLOCK_NS_PER_MS;
 }
 
 /* After a group of this kind was committed. */
-static void note_pace(struct refdata_committer *committer, uint64_t kind, const uint64_t *shares,
-                      size_t count)
+static void record_result(struct refdata_committer *committer, uint64_t kind, const uint64_t *shares,
+                          size_t count)
 {
     int64_t now_ns = clock_mono_ns();
     if (committer->pace.was_slow) {
-        committer->trial_from_ns = now_ns + SUSPECT_MIN_MS * CLOCK_NS_PER_MS;
+        committer->trial_from_ns = now_ns + SLOW_PAUSE_MIN_MS * CLOCK_NS_PER_MS;
         for (size_t i = 0; i < count; i++)
-            suspect_share(committer, shares[i], now_ns);
-    } else if (kind > KIND_QUEUED) {
-        find_suspect(committer, kind)->share = 0;
-        committer->suspect_count--;
+            mark_slow(committer, shares[i], now_ns);
+    } else if (kind > GROUP_QUEUED_ONLY) {
+        find_slow(committer, kind)->share = 0;
+        committer->slow_count--;
     }
 }
 
@@ -125,13 +126,13 @@ static size_t take_group(struct refdata_committer *committer, struct refdata_pos
                          uint64_t *kind)
 {
     size_t count = 0, bytes = 0;
-    int64_t now_ns = committer->suspect_count ? clock_mono_ns() : 0;
+    int64_t now_ns = committer->slow_count ? clock_mono_ns() : 0;
     struct turns_items left = TAILQ_HEAD_INITIALIZER(left);
     struct turns_item *item;
     pthread_mutex_lock(&committer->lock);
     while (count < GROUP_MAX && bytes < GROUP_BYTES_MAX && (item = turns_next(&committer->turns)) != NULL) {
         struct refdata_post *post = post_of(item);
-        uint64_t own_kind = kind_of(committer, post, now_ns);
+        uint64_t own_kind = group_kind_of(committer, post, now_ns);
         size_t i = 0;
         while (i < count && own_kind == *kind && !are_related(group[i], post))
             i++;
@@ -157,7 +158,7 @@ static int64_t committer_step(struct task *task, void *context)
 {
     struct refdata_committer *committer = context;
     struct refdata_post *group[GROUP_MAX], *posts[GROUP_MAX];
-    uint64_t kind = KIND_PLAIN, shares[GROUP_MAX];
+    uint64_t kind = GROUP_NORMAL, shares[GROUP_MAX];
     (void)task;
     for (size_t taken; (taken = take_group(committer, group, &kind)) > 0;) {
         int64_t begun_ns = clock_mono_ns();
@@ -169,13 +170,14 @@ static int64_t committer_step(struct task *task, void *context)
                 continue;
             } /* else it was answered, and must not be committed any more */
             group[i]->result = REFDATA_POST_REFUSED;
-            error_set(&group[i]->error, STATUS_OVERLOADED, "other updates were committed all the time");
+            error_set(&group[i]->error, STATUS_OVERLOADED,
+                      "the update waited too long behind other updates; send it again");
         }
         if (count > 0) {
-            committer->pace.is_queued = kind == KIND_QUEUED;
+            committer->pace.is_queued = kind == GROUP_QUEUED_ONLY;
             committer->pace.was_slow = false;
             refdata_commit_posts(committer->database, &committer->pace, posts, count);
-            note_pace(committer, kind, shares, count);
+            record_result(committer, kind, shares, count);
             metric_observe(metric_series_get(&refdata_commit_size_family, NULL), (double)count);
             metric_observe(metric_series_get(&refdata_commit_seconds_family, NULL),
                            (double)(clock_mono_ns() - begun_ns) / 1e9);
