@@ -5,7 +5,7 @@ import psycopg2
 import pytest
 
 from lib.apply import items_of, outbox_of, version_of
-from lib.refdata import TENANT, module_refdata_db, pod, refdata_db  # noqa: F401  pylint: disable=unused-import
+from lib.refdata import TENANT, make_table, module_refdata_db, pod, refdata_db  # noqa: F401  pylint: disable=unused-import
 from lib.wait import eventually
 from lib.writers import commit, delta, status_path, updates_path
 
@@ -268,3 +268,20 @@ def test_it_writes_what_is_expected_and_only_that(servers, refdata_db, token):  
     assert commit(client, new).status == 200 and not calls(refdata_db)  # known
     assert items_of(refdata_db, "B") == {"quiet": 2, "a": 1, "b": 2, "c": 3, "d": 1}
     eventually(lambda: refdata_db.value("select count(*) from refdata.outbox_event where not published") == 0)
+
+
+def test_a_dictionary_with_sql_of_its_own_is_never_expected(serve, refdata_db, token):  # noqa: F811
+    """Its batches are read first, and then with a limit to the time that they wait for locks."""
+    make_table(refdata_db, "t")
+    patient = {"code": "SQL", "loadSql": "select k, v from t where tenant_id = :tenantId",
+               "apply": {"upsertSql": "insert into t values (:tenantId, :key, to_jsonb(current_setting('lock_timeout')))"
+                                      " on conflict (tenant_id, k) do update set v = excluded.v, k = :payload->>'k'"}}
+    client = serve(refdata_db, pod(patient), args=("--roles", "command,apply,relay")).client(token(TENANT))
+
+    def limit():
+        assert commit(client, delta("SQL", {"a": {"k": "a"}})).status == 200
+        return refdata_db.value("select v from t")
+
+    for _ in range(3):
+        limit()  # now nobody has disturbed it
+    eventually(lambda: limit() == "300ms")
