@@ -9,10 +9,7 @@
 #include "base/memory.h"
 #include "outbox/outbox_inside.h"
 
-enum {
-    WALK_MIN = 100, /* rows that one claim looks at, at least: most of them may be waiting */
-    TURNS = 4,      /* so many tenants fill a batch, if there are as many */
-};
+enum { TURNS = 4 }; /* of deliveries: so many tenants fill a batch, if there are as many */
 
 /* ---- settings: the rows of `<module>.outbox`, the same for every module (O2) ---- */
 
@@ -242,47 +239,34 @@ static size_t add_settle(struct outbox *outbox, struct db_conn *conn)
 
 /* ---- claim ---- */
 
-static int64_t walk_max(const struct outbox *outbox)
-{
-    return outbox->settings.batch > WALK_MIN ? outbox->settings.batch : WALK_MIN;
-}
-
-/* Columns of a claimed row: rows walked, where to continue (after an aggregate with a sequence, a tenant with turns), then the
- * event: its order, its place in the table, id, … */
-static unsigned cursor_columns(const struct outbox_table *table)
-{
-    return table->sequence ? outbox_aggregate_columns(table) : table->turn ? 1 : 0;
-}
-
 /* The claim's id is known here before the database has it: if the reply is lost, the claim can still be released. */
 static void add_claim(struct outbox *outbox, struct db_conn *conn, struct buf *left_out)
 {
     struct outbox_claim *claim = &outbox->claim;
     const struct outbox_settings *settings = &outbox->settings;
     const struct outbox_table *table = outbox->config.table;
-    bool from_middle = claim->cursor[0].ptr != NULL;
-    unsigned columns = from_middle || table->turn ? cursor_columns(table) : 0;
-    int64_t stride = !table->turn ? OUTBOX_STRIDE : settings->batch < TURNS ? 1 : settings->batch / TURNS;
+    bool leaves_out = table->turn && !table->sequence;
+    int64_t stride = !leaves_out ? OUTBOX_STRIDE : settings->batch < TURNS ? 1 : settings->batch / TURNS;
+    unsigned columns;
     struct uuid uuid = uuid_random();
     uuid_format(&uuid, claim->doubtful);
     struct db_param params[OUTBOX_CLAIM_PARAMS + OUTBOX_AGGREGATE_MAX + 2] = {
-        db_i64(walk_max(outbox)), db_i64(settings->batch),    db_uuid(str_from(claim->doubtful)),
-        db_cstr(outbox->worker),  db_i64(settings->lease_ms), db_i64(stride),
+        db_i64(outbox_walk_rows_max(outbox)), db_i64(settings->batch),    db_uuid(str_from(claim->doubtful)),
+        db_cstr(outbox->worker),              db_i64(settings->lease_ms), db_i64(stride),
     };
-    for (unsigned i = 0; i < columns; i++)
-        params[OUTBOX_CLAIM_PARAMS + i] = db_text(from_middle ? claim->cursor[i] : STR(""));
-    params[OUTBOX_CLAIM_PARAMS + columns] = table->turn ? db_text_array(db_array_end(left_out)) : DB_END;
-    params[OUTBOX_CLAIM_PARAMS + columns + (table->turn != NULL)] = DB_END;
-    bool is_after = from_middle && table->sequence;
-    db_pipeline_add(conn, is_after ? &outbox->sql.claim_after : &outbox->sql.claim_first, params);
+    const struct db_statement *statement = outbox_walk_next(outbox, params + OUTBOX_CLAIM_PARAMS, &columns);
+    params[OUTBOX_CLAIM_PARAMS + columns] = leaves_out ? db_text_array(db_array_end(left_out)) : DB_END;
+    params[OUTBOX_CLAIM_PARAMS + columns + leaves_out] = DB_END;
+    db_pipeline_add(conn, statement, params);
 }
 
+/* Columns of a claimed row: how the walk ended, where to go on, then the event: its order, its place in the table, id, … */
 static void take_events(struct outbox *outbox, struct db_result *rows)
 {
     struct outbox_claim *claim = &outbox->claim;
     const struct outbox_table *table = outbox->config.table;
     size_t count = db_result_rows(rows);
-    unsigned place_column = 2 + cursor_columns(table), id_column = place_column + 1;
+    unsigned place_column = 2 + outbox_walk_columns(table), id_column = place_column + 1;
     if (count == 1 && db_result_is_null(rows, 0, id_column))
         count = 0;
     claim->rows = rows;
@@ -308,39 +292,6 @@ static void take_events(struct outbox *outbox, struct db_result *rows)
         db_array_put(&claim->places, db_result_str(rows, i, place_column));
     }
     db_array_end(&claim->places);
-}
-
-/* A claim that did not reach the end continues after the last row it looked at, so that one busy aggregate does not delay the
- * others. Claims go round until a walk from the beginning to the end finds nothing. A claim by turns goes round itself, unless it was
- * cut off. */
-static void move_cursor(struct outbox *outbox)
-{
-    struct outbox_claim *claim = &outbox->claim;
-    unsigned columns = cursor_columns(outbox->config.table);
-    bool has_turns = outbox->config.table->turn != NULL;
-    bool from_middle = claim->cursor[0].ptr != NULL;
-    int64_t walked = db_result_rows(claim->rows) ? db_result_i64(claim->rows, 0, 0) : 0;
-    struct buf *text = &claim->cursor_text;
-    bool is_cut_off = walked == walk_max(outbox), is_kept = is_cut_off, goes_on = is_cut_off || from_middle;
-    if (has_turns) {
-        bool is_round = claim->count == 0 && (claim->is_round || !from_middle);
-        is_kept = db_result_rows(claim->rows) && !db_result_is_null(claim->rows, 0, 1);
-        goes_on = is_cut_off && (is_kept || !is_round);
-        claim->is_round = is_round && goes_on;
-    }
-    claim->more = goes_on || claim->count > 0;
-    claim->cursor[0] = STR_NONE;
-    if (!is_kept)
-        return;
-    buf_clear(text);
-    for (unsigned i = 0; i < columns; i++)
-        buf_put_str(text, db_result_str(claim->rows, 0, 1 + i));
-    buf_put_char(text, '\0'); /* so that its address is not NULL when all are empty */
-    const char *at = buf_str(text).ptr;
-    for (unsigned i = 0; i < columns; i++) {
-        claim->cursor[i] = str_of(at, db_result_str(claim->rows, 0, 1 + i).len);
-        at += claim->cursor[i].len;
-    }
 }
 
 /* ---- the exchange ---- */
@@ -418,7 +369,7 @@ static void take_claimed(struct outbox *outbox, struct db_result *rows, int64_t 
     claim->doubtful[0] = '\0';
     claim->claimed_ns = sent_ns;
     take_events(outbox, rows);
-    move_cursor(outbox);
+    claim->more = outbox_walk_move(outbox, rows, claim->count);
 }
 
 /* BEGIN, local settings, [settle,] [claim,] COMMIT */

@@ -32,6 +32,7 @@ enum {
     UPKEEP_MS = 10000,
     CLEANUP_ROWS = 1000,
     CLEANUP_BATCHES_MAX = 1000,
+    WALK_ROWS_MIN = 100, /* most of them may be waiting */
     MEASURE_SHARE = 20, /* counting takes at most a twentieth of the time */
 };
 
@@ -363,6 +364,7 @@ enum status outbox_create(const struct outbox_config *config, struct outbox **ou
     else if (gethostname(outbox->worker, sizeof outbox->worker - 1) != 0)
         snprintf(outbox->worker, sizeof outbox->worker, "unknown");
     outbox->claim.arena = ARENA(8192);
+    outbox->walk.rows_max = WALK_ROWS_MIN;
     outbox->target = db_target_copy(config->target, config->table->name, &outbox->arena);
     outbox->target.connections_max = 1;
     enum status status = db_pool_create(&outbox->target, &outbox->pool, error);
@@ -446,7 +448,7 @@ void outbox_destroy(struct outbox *outbox)
     db_result_free(outbox->claim.rows);
     arena_deinit(&outbox->claim.arena);
     buf_deinit(&outbox->claim.places);
-    buf_deinit(&outbox->claim.cursor_text);
+    outbox_walk_deinit(&outbox->walk);
     db_pool_destroy(outbox->pool);
     db_pool_destroy(outbox->upkeep_pool);
     free(outbox->late);

@@ -24,8 +24,10 @@
  *
  * Order: while an earlier event of an aggregate is live, a later one is claimed only together with it. FAILED blocks nothing.
  * The sequence column must ascend in commit order within an aggregate: take it under the aggregate's row lock. A table without
- * a sequence (deliveries, which are independent) keeps no order: the event that has been due longest is claimed first, and where the
- * table names a tenant, tenants take turns.
+ * a sequence (deliveries, which are independent) keeps no order: the event that has been due longest is claimed first.
+ *
+ * Turns: where the table names a tenant (`turn`), a tenant with any number of events delays those of another one by a few claims. A claim
+ * takes `batch` events, and no more than 8 MiB unless the first one is larger.
  *
  * An event that kills its worker leaves a claim that nothing settles. One with two of these is claimed alone, so that it takes no
  * other with it, and after max-attempt of them it is FAILED.
@@ -86,13 +88,18 @@ struct outbox_table {
     /* bigint; NULL = no order: `aggregate` is only shown, and may be empty. Then the partial index WHERE the row is live is on
      * the time it is due: (coalesce(greatest(next_attempt_at, locked_until), created_at)). */
     const char *sequence;
-    /* Without `sequence`: text in the collation "C", never empty; rows with the same are a tenant's, and tenants take turns. Then the
-     * index begins with it. NULL = the row that is due longest is claimed first. */
+    /* Text, never empty; rows with the same are a tenant's, and tenants take turns. NULL = they do not.
+     * With `sequence` it is the first column of the aggregate. Without, it is in the collation "C" and the index begins with it; where it
+     * is NULL the row that is due longest is claimed first. */
     const char *turn;
+    /* With `sequence`: a character, in the collation "C"; rows with the same text before it are a tenant's. NULL = with the same
+     * text. */
+    const char *turn_end;
     const char *tenant;     /* an expression over the row `e`: whose event it is; NULL = not known */
     const char *event_type; /* the same: "e.event_type", "'invalidation'" */
     const char *payload;    /* the same: "e.payload" */
     bool payload_is_bytes;  /* bytea */
+    const char *size;       /* the same: its bytes as stored, found without reading them: "octet_length(e.payload)" */
     const char *extra[OUTBOX_EXTRA_MAX + 1]; /* further expressions for the publisher; NULL ends it */
     struct outbox_logged logged[OUTBOX_LOGGED_MAX + 1]; /* members of log lines; NULL ends it */
     struct outbox_words words;

@@ -2,6 +2,7 @@
  *
  *   engine.c    an engine's life and its tasks: step, lease, upkeep
  *   claim.c     the claimed batch, its results, and the exchange that settles and claims
+ *   walk.c      where the next claim begins, so that tenants take turns
  *   sql.c       a table's statements, from its descriptor
  *   metrics.c   metrics and log lines
  *   messages.c  events as messages of a bus
@@ -25,8 +26,16 @@ enum {
 };
 
 /* ---- sql.c ---- */
+/* Where the walk of a claim begins, or ends. Tables without a sequence have the first one only. */
+enum outbox_place {
+    OUTBOX_FROM_START,
+    OUTBOX_BEFORE_TENANT, /* from the start, up to a tenant */
+    OUTBOX_AFTER_TENANT,
+    OUTBOX_AFTER_AGGREGATE,
+    OUTBOX_PLACES
+};
 struct outbox_sql {
-    struct db_statement settle, settle_done, claim_first, claim_after, release, renew, gauge, cleanup;
+    struct db_statement claims[OUTBOX_PLACES], settle, settle_done, release, renew, gauge, cleanup;
     struct db_statement pending; /* an expression, for the poll */
 };
 void outbox_sql_init(struct outbox_sql *sql, const struct outbox_table *table, struct arena *arena);
@@ -34,6 +43,31 @@ void outbox_sql_init(struct outbox_sql *sql, const struct outbox_table *table, s
 struct db_statement outbox_sql_expand(const struct outbox_table *table, const char *template,
                                       struct arena *arena);
 unsigned outbox_aggregate_columns(const struct outbox_table *table);
+
+/* ---- walk.c ---- */
+struct outbox_mark { /* an aggregate; only its first part is set for a table without a sequence, whose tenant it is */
+    struct str parts[OUTBOX_AGGREGATE_MAX];
+    char *text; /* of all parts; NULL = no mark */
+};
+struct outbox_walk {
+    int64_t rows_max;        /* rows that one claim looks at, at least */
+    enum outbox_place place; /* where the round goes on, */
+    struct outbox_mark mark; /* after this */
+    /* Tenants that had more than one claim took, each with the aggregate to go on after; the first one is next. */
+    struct outbox_mark *tails;
+    size_t tail_count;
+    bool is_tails_turn;
+    bool is_quiet;   /* nothing was claimed since the round began */
+    bool is_lapped;  /* the round has reached the end of the table */
+    bool is_partial; /* it began with tails, so it has not seen what is before them */
+};
+int64_t outbox_walk_rows_max(const struct outbox *outbox); /* rows that the next claim looks at, at most */
+void outbox_walk_deinit(struct outbox_walk *walk);
+/* The statement of the next claim; sets its parameters from params[0] on, and their number. */
+const struct db_statement *outbox_walk_next(struct outbox *outbox, struct db_param *params, unsigned *count);
+/* After a claim: `rows` as it returned them, `count` events. Returns whether more can be there to claim. */
+bool outbox_walk_move(struct outbox *outbox, const struct db_result *rows, size_t count);
+unsigned outbox_walk_columns(const struct outbox_table *table); /* of an aggregate in `rows`, from 1 on */
 
 /* ---- claim.c ---- */
 /* The claimed batch, from its claim until it is settled. Used by the step only, but for `id`, `events` and `is_moved`. */
@@ -51,11 +85,7 @@ struct outbox_claim {
     bool is_relaxed;      /* as in outbox_batch */
     /* The id of a claim whose reply was lost: the database may have it. "" = none. */
     char doubtful[UUID_TEXT_BYTES];
-    /* The next walk begins after this aggregate; cursor[0].ptr NULL = at the beginning. */
-    struct str cursor[OUTBOX_AGGREGATE_MAX];
-    struct buf cursor_text;
-    bool is_round;           /* with turns: the walk from the beginning goes on and has found nothing */
-    bool more;               /* the last walk did not reach the end, or did not begin at the beginning */
+    bool more;               /* there may be more to claim */
     size_t settled;          /* by the last exchange: events whose claim was still valid */
     int64_t backoff_ms;      /* the shortest pause that it recorded; 0 = none */
     int64_t outage_pause_ms; /* the pause to record for OUTBOX_OUTAGE */
@@ -98,6 +128,7 @@ struct outbox {
 
     /* the step's */
     struct outbox_claim claim;
+    struct outbox_walk walk;
     int64_t due_ns;        /* the earliest end of a backoff */
     struct backoff outage; /* batches in a row that the bus could not take */
     int64_t outage_ns;     /* when the first of them failed */

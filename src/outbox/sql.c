@@ -12,8 +12,8 @@
     " (e.@claims@less_outages)::text AS claims,"              \
     " (@event_type)::text AS event_type, @payload AS payload@extra"
 
-/* $1 rows to look at, $2 events at most, $3 claim id, $4 worker, $5 lease in ms, $6 rows of a stride; $7 … the aggregate
- * to start after.
+/* $1 rows to look at, $2 events at most, $3 claim id, $4 worker, $5 lease in ms, $6 rows of a stride; $7 … where the walk begins or ends
+ * (walk.c).
  *
  * `walk` strides over the partial index of live rows: a few in their order, from the first of an aggregate on, then a hop
  * to after the last aggregate seen, whatever the length of its tail. `free` rows may be claimed: they are due, as all before them in
@@ -21,10 +21,17 @@
  * for it. `rest` continues tails that a stride may have cut off, if the batch has room: a single long tail fills it, several share it.
  * `locked` separates engines, and drops rows that changed between snapshot and lock; `run` drops all later rows of their aggregate. So
  * no two engines hold rows of one aggregate. `ready` is materialized, since PostgreSQL runs what is below a lock again for each row that
- * changed. A suspect is claimed alone, and before all others, which could otherwise go before it for ever.
+ * changed. A suspect is claimed alone, and before all others, which could otherwise go before it for ever. Payloads of more than
+ * CLAIM_BYTES are left to the next claim, but for the first event.
+ *
+ * `until` is the last row of the walk that the batch had room for, or NULL: the next claim begins after its aggregate. `last` is the walk's
+ * end: 0 where it saw every aggregate and the batch had room; otherwise 1, plus 2 if an earlier tenant has live rows and 4 if a later
+ * one has; then the aggregate to go on after.
  *
  * Rows are found again by ctid, never by their key: where almost everything is published, statistics say that nothing is
- * live, and a plan made by them would look for each key through all that is. IS TRUE keeps the planner from the index of live rows. */
+ * live, and a plan made by them would look for each key through all that is. IS TRUE keeps the planner from the index of live rows, and
+ * ORDER BY keeps it on that. */
+#define CLAIM_BYTES "8388608"
 #define STRIDE(after)                                                                                        \
     "SELECT q.tid, q.sequence, @names, first_value(q.tid) OVER own AS head, row_number() OVER own AS place," \
     "       bool_and(q.due) OVER own"                                                                        \
@@ -34,14 +41,14 @@
     " WINDOW own AS (PARTITION BY @names ORDER BY q.sequence ROWS UNBOUNDED PRECEDING)"
 
 /* clang-format off */
-#define CLAIM(after) \
+#define CLAIM(first, every) \
     "WITH RECURSIVE walk AS (" \
-    "    (SELECT 1 AS step, s.* FROM (" STRIDE(after) ") s WHERE s.free OR s.place = 1)" \
+    "    (SELECT 1 AS step, s.* FROM (" STRIDE(first every) ") s WHERE s.free OR s.place = 1)" \
     "  UNION ALL" \
     "    (SELECT w.step + 1, s.*" \
     "     FROM (SELECT * FROM walk w ORDER BY @backwards LIMIT 1) w" \
-    "     CROSS JOIN LATERAL (" STRIDE(" AND (@aggregate) > (@walked)") ") s WHERE s.free OR s.place = 1))," \
-    " walked AS MATERIALIZED (SELECT * FROM walk LIMIT $1)," \
+    "     CROSS JOIN LATERAL (" STRIDE(" AND (@aggregate) > (@walked)" every) ") s WHERE s.free OR s.place = 1))," \
+    " walked AS MATERIALIZED (SELECT w.*, row_number() OVER () AS number FROM walk w LIMIT $1)," \
     " ends AS (SELECT DISTINCT ON (w.step) w.* FROM walked w ORDER BY w.step, @backwards, w.sequence DESC)," \
     " cut AS MATERIALIZED (SELECT * FROM ends WHERE free)," \
     " rest AS (" \
@@ -53,41 +60,52 @@
     "              LIMIT greatest(0, ($2 - (SELECT count(*) FROM walked WHERE free)) / nullif((SELECT count(*) FROM cut), 0)))" \
     "            q WINDOW own AS (ORDER BY q.sequence ROWS UNBOUNDED PRECEDING)) r)," \
     " ready AS MATERIALIZED (" \
-    "    SELECT head, place, tid FROM walked WHERE free" \
-    "    UNION ALL SELECT head, place, tid FROM rest WHERE free)," \
+    "    SELECT number, head, place, tid FROM walked WHERE free" \
+    "    UNION ALL SELECT NULL, head, place, tid FROM rest WHERE free)," \
     " locked AS MATERIALIZED (" \
-    "    SELECT w.*, @suspect AS suspect FROM ready w JOIN @table e ON e.ctid = w.tid" \
+    "    SELECT w.*, @suspect AS suspect, @size AS bytes FROM ready w JOIN @table e ON e.ctid = w.tid" \
     "    WHERE (e.ctid = w.tid AND @live AND @due) IS TRUE LIMIT $2 FOR UPDATE OF e SKIP LOCKED)," \
-    " run AS (" \
-    "    SELECT w.tid FROM (" \
+    " run AS MATERIALIZED (" \
+    "    SELECT w.tid, w.number, w.suspect FROM (" \
     "        SELECT q.*, row_number() OVER line AS line, count(*) FILTER (WHERE q.suspect) OVER line AS suspects," \
+    "               sum(q.bytes) OVER line - q.bytes AS before," \
     "               row_number() OVER (PARTITION BY q.head ORDER BY q.place) AS held" \
-    "        FROM locked q WINDOW line AS (ORDER BY q.suspect AND q.place = 1 DESC, q.head, q.place" \
+    "        FROM locked q WINDOW line AS (ORDER BY q.suspect AND q.place = 1 DESC, q.number, q.head, q.place" \
     "                                      ROWS UNBOUNDED PRECEDING)) w" \
-    "    WHERE w.held = w.place AND (w.line = 1 OR w.suspects = 0))," \
+    "    WHERE w.held = w.place AND (w.line = 1 OR w.suspects = 0) AND w.before < " CLAIM_BYTES ")," \
+    " until AS MATERIALIZED (" \
+    "    SELECT CASE WHEN l.count = $2 OR l.bytes >= " CLAIM_BYTES " THEN r.number END AS number" \
+    "    FROM (SELECT count(*) AS count, sum(bytes) AS bytes FROM locked) l," \
+    "         (SELECT max(number) FILTER (WHERE NOT suspect) AS number FROM run) r)," \
     " claimed AS (" \
     "    UPDATE @table e SET " SET_CLAIMED " WHERE e.ctid = ANY (ARRAY(SELECT tid FROM run))" \
     "    RETURNING e.@sequence AS sequence, " CLAIMED ")," \
     " last AS (" \
-    "    SELECT (SELECT count(*) FROM walked)::text AS walked, @cursor FROM walked w" \
-    "    ORDER BY w.step DESC, @backwards LIMIT 1)" \
+    "    SELECT (CASE WHEN (SELECT count(*) FROM walked) = $1" \
+    "                   OR (SELECT max(number) FROM walked WHERE free) > (SELECT number FROM until)" \
+    "            THEN 1 + @other_tenants ELSE 0 END)::text AS walked, @cursor" \
+    "    FROM walked w WHERE coalesce(w.number <= (SELECT number FROM until), true) ORDER BY w.number DESC LIMIT 1)" \
     " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY @claimed, c.sequence"
 /* clang-format on */
-static const char claim_template[] = CLAIM("");
-static const char claim_after_template[] = CLAIM(" AND (@aggregate) > (@parameters)");
+static const char *const claim_templates[] = {
+    [OUTBOX_FROM_START] = CLAIM("", ""),
+    [OUTBOX_BEFORE_TENANT] = CLAIM("", " AND e.@first < $7"),
+    [OUTBOX_AFTER_TENANT] = CLAIM(" AND e.@first > $7", ""),
+    [OUTBOX_AFTER_AGGREGATE] = CLAIM(" AND (@aggregate) > (@parameters)", ""),
+};
 
 /* Of a table without order; $1 and $6 are unused. The due rows are one range of the index on the due time; a suspect is claimed
  * alone. */
 static const char delivery_template[] =
     "WITH due AS MATERIALIZED ("
-    "    SELECT e.ctid AS tid, @due_at AS at, @suspect AS suspect FROM @table e"
+    "    SELECT e.ctid AS tid, @due_at AS at, @suspect AS suspect, @size AS bytes FROM @table e"
     "    WHERE @live AND @due_at <= now() ORDER BY @due_at LIMIT $2 FOR UPDATE SKIP LOCKED),"
     " run AS MATERIALIZED ("
     "    SELECT w.tid, w.line"
     "    FROM (SELECT d.tid, row_number() OVER line AS line,"
-    "                 count(*) FILTER (WHERE d.suspect) OVER line AS suspects"
-    "          FROM due d WINDOW line AS (ORDER BY d.at, d.tid)) w"
-    "    WHERE w.line = 1 OR w.suspects = 0),"
+    "                 count(*) FILTER (WHERE d.suspect) OVER line AS suspects, sum(d.bytes) OVER line - d.bytes AS before"
+    "          FROM due d WINDOW line AS (ORDER BY d.at, d.tid ROWS UNBOUNDED PRECEDING)) w"
+    "    WHERE (w.line = 1 OR w.suspects = 0) AND w.before < " CLAIM_BYTES "),"
     " claimed AS ("
     "    UPDATE @table e SET " SET_CLAIMED " FROM run WHERE e.ctid = run.tid"
     "    RETURNING run.line::text AS line, " CLAIMED ")"
@@ -115,7 +133,7 @@ static const char delivery_template[] =
 #define AFTER HOPS("after", FIRST_AFTER, "true")
 #define BEFORE HOPS("before", FIRST_BEFORE, "h.turn <= $7 AND (SELECT count(*) FROM after) < 10 * $1")
 #define DUE_ROWS                                               \
-    "SELECT @due_at AS at, e.ctid AS tid, @suspect AS suspect" \
+    "SELECT @due_at AS at, e.ctid AS tid, @suspect AS suspect, @size AS bytes" \
     " FROM @table e WHERE @live AND e.@turn = w.turn AND @due_at <= now()"
 static const char turns_template[] =
     "WITH RECURSIVE " AFTER ", " BEFORE ","
@@ -135,16 +153,17 @@ static const char turns_template[] =
     "        LIMIT ceil(($2 - (SELECT count(*) FROM first))::float8 / (SELECT count(*) FROM cut)) FOR UPDATE SKIP LOCKED) d"
     "    LIMIT $2 - (SELECT count(*) FROM first)),"
     " line AS MATERIALIZED ("
-    "    SELECT p.*, row_number() OVER line AS line, first_value(p.suspect) OVER line AS is_alone"
+    "    SELECT p.*, row_number() OVER line AS line,"
+    "           first_value(p.suspect) OVER line OR sum(p.bytes) OVER line - p.bytes >= " CLAIM_BYTES " AS is_left"
     "    FROM (SELECT t.*, row_number() OVER (PARTITION BY t.number ORDER BY t.at, t.tid) AS place"
     "          FROM (SELECT * FROM first UNION ALL SELECT * FROM rest) t) p"
-    "    WINDOW line AS (ORDER BY p.place, p.number)),"
-    " run AS MATERIALIZED (SELECT tid, line FROM line WHERE line = 1 OR NOT (suspect OR is_alone)),"
+    "    WINDOW line AS (ORDER BY p.place, p.number ROWS UNBOUNDED PRECEDING)),"
+    " run AS MATERIALIZED (SELECT tid, line FROM line WHERE line = 1 OR NOT (suspect OR is_left)),"
     " claimed AS ("
     "    UPDATE @table e SET " SET_CLAIMED " FROM run WHERE e.ctid = run.tid"
     "    RETURNING run.line::text AS line, " CLAIMED "),"
     " next AS ("
-    "    SELECT least((SELECT min(number) FROM line WHERE line > 1 AND place = 1 AND (suspect OR is_alone)),"
+    "    SELECT least((SELECT min(number) FROM line WHERE line > 1 AND place = 1 AND (suspect OR is_left)),"
     "                 (SELECT number + (count(*) = $6)::int FROM first GROUP BY number ORDER BY number DESC LIMIT 1)) AS number),"
     " last AS ("
     "    SELECT CASE WHEN (SELECT count(*) FROM first) = $2 THEN 0"
@@ -212,6 +231,9 @@ static const struct {
     {"id_type", MEMBER(id.type)},
     {"sequence", MEMBER(sequence)},
     {"turn", MEMBER(turn)},
+    {"turn_end", MEMBER(turn_end)},
+    {"first", MEMBER(aggregate[0].name)},
+    {"size", MEMBER(size)},
     {"event_type", MEMBER(event_type)},
     {"tenant", MEMBER(tenant)},
     {"payload_value", MEMBER(payload)},
@@ -267,6 +289,14 @@ static const struct {
      ""},
     /* With two claims of workers that died an event is claimed alone. */
     {"suspect", MEMBER(name), "e.@claims - e.@attempts >= 2", ""},
+    /* Of an aggregate: what its tenant's rows begin with, and what is greater than all of them. */
+    {"tenant_begin", MEMBER(turn_end), "split_part(w.a1, '@turn_end', 1) || '@turn_end'", "w.a1"},
+    {"tenant_end", MEMBER(turn_end), "split_part(w.a1, '@turn_end', 1) || chr(ascii('@turn_end') + 1)", "w.a1"},
+    {"any_live", MEMBER(name), "(SELECT 1 FROM @table e WHERE @live AND e.@first", ""},
+    {"other_tenants", MEMBER(turn),
+     "2 * coalesce(@any_live < @tenant_begin ORDER BY @aggregate, e.@sequence LIMIT 1), 0)"
+     " + 4 * coalesce(@any_live > @tenant_end ORDER BY @aggregate, e.@sequence LIMIT 1), 0)",
+     "0"},
     {"unlock", MEMBER(locked_at),
      "@claim_id = NULL, @locked_by = NULL, @locked_until = NULL, @locked_at = NULL",
      "@claim_id = NULL, @locked_by = NULL, @locked_until = NULL"},
@@ -387,10 +417,13 @@ void outbox_sql_init(struct outbox_sql *sql, const struct outbox_table *table, s
     sql->pending = outbox_sql_expand(table, pending_template, arena);
     sql->cleanup = outbox_sql_expand(table, cleanup_template, arena);
     const char *unordered = table->turn ? turns_template : delivery_template;
-    sql->claim_first = outbox_sql_expand(table, table->sequence ? claim_template : unordered, arena);
-    if (table->sequence)
-        sql->claim_after = outbox_sql_expand(table, claim_after_template, arena);
-    sql->claim_first.binary_results = sql->claim_after.binary_results = table->payload_is_bytes;
+    for (int from = OUTBOX_FROM_START; from < OUTBOX_PLACES; from++) {
+        if (!table->sequence && from != OUTBOX_FROM_START)
+            continue;
+        sql->claims[from] =
+            outbox_sql_expand(table, table->sequence ? claim_templates[from] : unordered, arena);
+        sql->claims[from].binary_results = table->payload_is_bytes;
+    }
 }
 
 unsigned outbox_aggregate_columns(const struct outbox_table *table)

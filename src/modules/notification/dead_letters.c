@@ -185,6 +185,7 @@ static const struct outbox_table requeue_table = {
     .event_type = "'requeue'",
     .payload = "e.payload",
     .payload_is_bytes = true,
+    .size = "octet_length(e.payload)",
     .extra = {[EXTRA_TOPIC] = "e.topic",
               [EXTRA_KEY] = "encode(e.message_key, 'hex')",
               [EXTRA_HEADERS] = "e.headers",

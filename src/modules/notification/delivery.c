@@ -12,6 +12,7 @@ const struct outbox_table notification_delivery_table = {
     .turn = "tenant_id",
     .event_type = "e.event_type",
     .payload = "e.payload_json",
+    .size = "pg_column_size(e.payload_json)",
     .extra = {[NOTIFICATION_EXTRA_EVENT_ID] = "e.event_id",
               [NOTIFICATION_EXTRA_TENANT] = "e.tenant_id",
               [NOTIFICATION_EXTRA_TRACEPARENT] = "e.traceparent"},

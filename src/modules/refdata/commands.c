@@ -27,6 +27,7 @@ const struct outbox_table refdata_command_table = {
                {"tenantId", "e.tenant_id", false},
                {"dictCode", "e.dict_code", false},
                OUTBOX_LOGGED_TRACE},
+    .size = "octet_length(e.payload)",
     .extra =
         {[EXTRA_EVENT_ID] = "e.event_id", [EXTRA_TRACEPARENT] = "e.traceparent", [EXTRA_WAITED] = "e.waited"},
     REFDATA_OUTBOX_COLUMNS,

@@ -130,7 +130,7 @@ bool refdata_adapter_is_up(const struct refdata_adapter *adapter); /* any loop: 
 /* What refdata's outboxes have in common. */
 #define REFDATA_OUTBOX_COLUMNS                                                             \
     .module = "refdata", .id = {"id", "bigint"}, .sequence = "id", .payload = "e.payload", \
-    .tenant = "e.tenant_id", .aggregate = {{"tenant_id", "text"}, {"dict_code", "text"}},  \
+    .turn = "tenant_id", .tenant = "e.tenant_id", .aggregate = {{"tenant_id", "text"}, {"dict_code", "text"}},  \
     .published = "published", .failed_at = "failed_at", .published_at = "published_at",    \
     .created_at = "created_at", .attempts = "attempt_count", .claims = "claim_count",      \
     .outages = "outage_count", .claim_id = "claim_id", .locked_by = "locked_by",           \

@@ -22,6 +22,7 @@ const struct outbox_table refdata_outbox_table = {
                {"dictCode", "e.dict_code", false},
                {"version", "e.version", .is_number = true},
                OUTBOX_LOGGED_TRACE},
+    .size = "pg_column_size(e.payload)",
     .extra = {[EXTRA_EVENT_ID] = "e.event_id", [EXTRA_TRACEPARENT] = "e.traceparent"},
     REFDATA_OUTBOX_COLUMNS,
 };

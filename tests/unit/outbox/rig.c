@@ -16,8 +16,10 @@ const struct outbox_table rig_flags = {
     .aggregate = {{"tenant_id", "text"}, {"dict_code", "text"}},
     .tenant = "e.tenant_id",
     .sequence = "id",
+    .turn = "tenant_id",
     .event_type = "'changed'",
     .payload = "e.payload",
+    .size = "pg_column_size(e.payload)",
     .extra = {"e.traceparent"},
     .published = "published",
     .failed_at = "failed_at",
@@ -42,6 +44,7 @@ const struct outbox_table rig_words = {
     .sequence = "sequence",
     .event_type = "e.event_type",
     .payload = "e.payload",
+    .size = "pg_column_size(e.payload)",
     .words = {"status", "PENDING", "IN_FLIGHT", "PUBLISHED", "FAILED"},
     .published_at = "published_at",
     .created_at = "created_at",
@@ -56,10 +59,29 @@ const struct outbox_table rig_words = {
     .last_error = NULL,
 };
 
+/* As entitlement.outbox_events: the aggregate begins with the tenant. */
+static const struct outbox_table rig_keys = {
+    .module = "keys",
+    .name = "public.key_outbox",
+    .id = {"event_id", "uuid"},
+    .aggregate = {{"aggregate_key", "text"}},
+    .sequence = "sequence",
+    .turn = "aggregate_key",
+    .turn_end = "/",
+    .event_type = "e.event_type",
+    .payload = "e.payload",
+    .size = "pg_column_size(e.payload)",
+    .words = {"status", "PENDING", "IN_FLIGHT", "PUBLISHED", "FAILED"},
+    .published_at = "published_at",
+    .attempts = "retry_count",
+    .outages = "outage_count",
+    OUTBOX_LEASE_COLUMNS,
+};
+
 /* As notification.notification_nats_dlq: nothing waits for anything. The payload is bytes. */
 #define DELIVERY_COLUMNS                                                                             \
     .id = {"delivery_id", "uuid"}, .aggregate = {{"user_id", "text"}}, .event_type = "e.event_type", \
-    .payload = "e.payload", .payload_is_bytes = true, .published_at = "sent_at",                     \
+    .payload = "e.payload", .payload_is_bytes = true, .size = "octet_length(e.payload)", .published_at = "sent_at",                     \
     .words = {"status", "PENDING", "PROCESSING", "SENT", "FAILED"}, .attempts = "attempt_count",     \
     OUTBOX_LEASE_COLUMNS
 const struct outbox_table rig_deliveries = {
@@ -77,6 +99,9 @@ const struct rig_form rig_forms[RIG_FORMS] = {
     {&rig_turns, "turns", "status IN ('PENDING', 'PROCESSING')", "status = 'SENT'", "status = 'FAILED'"},
 };
 
+const struct rig_form rig_keys_form = {&rig_keys, "keys", "status IN ('PENDING', 'IN_FLIGHT')",
+                                       "status = 'PUBLISHED'", "status = 'FAILED'"};
+
 static const char *const ddl[] = {
     "CREATE TABLE public.flag_outbox (id bigserial PRIMARY KEY, tenant_id text NOT NULL, dict_code text NOT NULL,"
     " payload jsonb NOT NULL, traceparent text, created_at timestamptz NOT NULL DEFAULT clock_timestamp(),"
@@ -92,6 +117,13 @@ static const char *const ddl[] = {
     " lease_until timestamptz, next_retry_at timestamptz,"
     " created_at timestamptz NOT NULL DEFAULT clock_timestamp(), published_at timestamptz)",
     "CREATE INDEX ON public.word_outbox (session_id, sequence) WHERE status IN ('PENDING', 'IN_FLIGHT')",
+    "CREATE TABLE public.key_outbox (LIKE public.word_outbox INCLUDING DEFAULTS, aggregate_key text NOT NULL"
+    " COLLATE \"C\", last_error text, PRIMARY KEY (event_id))",
+    "ALTER TABLE public.key_outbox DROP session_id",
+    "CREATE INDEX ON public.key_outbox (aggregate_key, sequence) WHERE status IN ('PENDING', 'IN_FLIGHT')",
+    "ALTER TABLE public.key_outbox ALTER payload SET STORAGE EXTERNAL",
+    "ALTER TABLE public.flag_outbox ALTER payload SET STORAGE EXTERNAL",
+    "ALTER TABLE public.word_outbox ALTER payload SET STORAGE EXTERNAL",
     "CREATE TABLE public.delivery (delivery_id uuid PRIMARY KEY DEFAULT gen_random_uuid(), user_id text NOT NULL,"
     " event_type text NOT NULL, payload bytea NOT NULL, status text NOT NULL DEFAULT 'PENDING',"
     " attempt_count int NOT NULL DEFAULT 0, claim_count int NOT NULL DEFAULT 0, claim_id uuid, locked_by text,"
@@ -192,10 +224,22 @@ bool rig_await(int64_t value, const char *sql)
 
 void rig_insert(const struct outbox_table *table, int aggregate, int first, int last)
 {
+    rig_insert_of(table, 0, aggregate, first, last);
+}
+
+void rig_insert_of(const struct outbox_table *table, int tenant, int aggregate, int first, int last)
+{
+    char name[16] = "t";
+    if (tenant > 0)
+        snprintf(name, sizeof name, "t%d", tenant);
     if (table == &rig_flags)
         rig_sql("INSERT INTO public.flag_outbox (tenant_id, dict_code, payload)"
-                " SELECT 't', 'D%03d', jsonb_build_object('a', %d, 'n', n) FROM generate_series(%d, %d) n",
-                aggregate, aggregate, first, last);
+                " SELECT '%s', 'D%03d', jsonb_build_object('a', %d, 'n', n) FROM generate_series(%d, %d) n",
+                name, aggregate, aggregate, first, last);
+    else if (table == &rig_keys)
+        rig_sql("INSERT INTO public.key_outbox (aggregate_key, event_type, payload)"
+                " SELECT '%s/D%03d', 'granted', jsonb_build_object('a', %d, 'n', n) FROM generate_series(%d, %d) n",
+                name, aggregate, aggregate, first, last);
     else if (!table->sequence)
         rig_sql("INSERT INTO %s (user_id, event_type, payload)"
                 " SELECT 'u%d', 'sent', convert_to(format('{\"a\": %%s, \"n\": %%s}', %d, n), 'UTF8')"
@@ -210,7 +254,7 @@ void rig_insert(const struct outbox_table *table, int aggregate, int first, int 
 
 void rig_clear(void)
 {
-    rig_sql("TRUNCATE public.flag_outbox, public.word_outbox, public.delivery, public.turn_delivery");
+    rig_sql("TRUNCATE public.flag_outbox, public.word_outbox, public.key_outbox, public.delivery, public.turn_delivery");
 }
 
 static const char *form_word(const struct rig_form *form, const char *name, size_t len)

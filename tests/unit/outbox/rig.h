@@ -28,6 +28,7 @@ struct rig_form {
 };
 enum { RIG_FORMS = 4 };
 extern const struct rig_form rig_forms[RIG_FORMS];
+extern const struct rig_form rig_keys_form; /* a further one, whose aggregate begins with the tenant */
 
 /* Every event handed to a publisher and not held back, in the order of all stations. */
 struct publication {
@@ -67,6 +68,8 @@ bool rig_await_live(const struct rig_form *form, int64_t count);
  * the form's. */
 int64_t rig_form_sql(const struct rig_form *form, const char *sql);
 void rig_insert(const struct outbox_table *table, int aggregate, int first, int last);
+/* Of a further tenant: 1, 2, … */
+void rig_insert_of(const struct outbox_table *table, int tenant, int aggregate, int first, int last);
 void rig_clear(void); /* all tables */
 struct db_conn *rig_conn(void);
 
@@ -87,5 +90,6 @@ int run_fault_tests(void);
 int run_operator_tests(void);
 int run_model_tests(void);
 int run_claim_tests(void);
+int run_turn_tests(void);
 
 #endif
