@@ -18,7 +18,7 @@
  * `walk` strides over the partial index of live rows: a few in their order, from the first of an aggregate on, then a hop
  * to after the last aggregate seen, whatever the length of its tail. `free` rows may be claimed: they are due, as all before them in
  * their aggregate, and not suspect (two claims lost) unless they are the first. Of an aggregate without free rows the first row stands
- * for it. `rest` continues tails that a stride may have cut off, if the batch has room: a single long tail fills it, several share it.
+ * for it. It ends when the batch is full. `rest` continues tails that a stride may have cut off, if the batch has room: a single long tail fills it, several share it.
  * `locked` separates engines, and drops rows that changed between snapshot and lock; `run` drops all later rows of their aggregate. So
  * no two engines hold rows of one aggregate. `ready` is materialized, since PostgreSQL runs what is below a lock again for each row that
  * changed. A suspect is claimed alone, and before all others, which could otherwise go before it for ever. Payloads of more than
@@ -43,11 +43,12 @@
 /* clang-format off */
 #define CLAIM(first, every) \
     "WITH RECURSIVE walk AS (" \
-    "    (SELECT 1 AS step, s.* FROM (" STRIDE(first every) ") s WHERE s.free OR s.place = 1)" \
+    "    (SELECT 1 AS step, 0::bigint AS before, s.* FROM (" STRIDE(first every) ") s WHERE s.free OR s.place = 1)" \
     "  UNION ALL" \
-    "    (SELECT w.step + 1, s.*" \
-    "     FROM (SELECT * FROM walk w ORDER BY @backwards LIMIT 1) w" \
-    "     CROSS JOIN LATERAL (" STRIDE(" AND (@aggregate) > (@walked)" every) ") s WHERE s.free OR s.place = 1))," \
+    "    (SELECT w.step + 1, w.total, s.*" \
+    "     FROM (SELECT w.*, w.before + count(*) FILTER (WHERE w.free) OVER () AS total" \
+    "           FROM walk w ORDER BY @backwards LIMIT 1) w" \
+    "     CROSS JOIN LATERAL (" STRIDE(" AND (@aggregate) > (@walked)" every) ") s WHERE w.total < $2 AND (s.free OR s.place = 1)))," \
     " walked AS MATERIALIZED (SELECT w.*, row_number() OVER () AS number FROM walk w LIMIT $1)," \
     " ends AS (SELECT DISTINCT ON (w.step) w.* FROM walked w ORDER BY w.step, @backwards, w.sequence DESC)," \
     " cut AS MATERIALIZED (SELECT * FROM ends WHERE free)," \
@@ -81,10 +82,11 @@
     "    UPDATE @table e SET " SET_CLAIMED " WHERE e.ctid = ANY (ARRAY(SELECT tid FROM run))" \
     "    RETURNING e.@sequence AS sequence, " CLAIMED ")," \
     " last AS (" \
-    "    SELECT (CASE WHEN (SELECT count(*) FROM walked) = $1" \
-    "                   OR (SELECT max(number) FROM walked WHERE free) > (SELECT number FROM until)" \
+    "    SELECT (CASE WHEN s.count = $1 OR s.free >= $2 OR s.free_max > (SELECT number FROM until)" \
     "            THEN 1 + @other_tenants ELSE 0 END)::text AS walked, @cursor" \
-    "    FROM walked w WHERE coalesce(w.number <= (SELECT number FROM until), true) ORDER BY w.number DESC LIMIT 1)" \
+    "    FROM walked w, (SELECT count(*) AS count, count(*) FILTER (WHERE free) AS free," \
+    "                           max(number) FILTER (WHERE free) AS free_max FROM walked) s" \
+    "    WHERE coalesce(w.number <= (SELECT number FROM until), true) ORDER BY w.number DESC LIMIT 1)" \
     " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY @claimed, c.sequence"
 /* clang-format on */
 static const char *const claim_templates[] = {
