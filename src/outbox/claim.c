@@ -251,8 +251,9 @@ static void add_claim(struct outbox *outbox, struct db_conn *conn, struct buf *l
     struct uuid uuid = uuid_random();
     uuid_format(&uuid, claim->doubtful);
     struct db_param params[OUTBOX_CLAIM_PARAMS + OUTBOX_AGGREGATE_MAX + 2] = {
-        db_i64(outbox_walk_rows_max(outbox)), db_i64(settings->batch),    db_uuid(str_from(claim->doubtful)),
-        db_cstr(outbox->worker),              db_i64(settings->lease_ms), db_i64(stride),
+        db_i64(outbox_walk_rows_max(outbox)), db_i64(settings->batch),
+        db_uuid(str_from(claim->doubtful)),   db_cstr(outbox->worker),
+        db_i64(settings->lease_ms),           db_i64(stride),
     };
     const struct db_statement *statement = outbox_walk_next(outbox, params + OUTBOX_CLAIM_PARAMS, &columns);
     params[OUTBOX_CLAIM_PARAMS + columns] = leaves_out ? db_text_array(db_array_end(left_out)) : DB_END;

@@ -33,7 +33,7 @@ enum {
     CLEANUP_ROWS = 1000,
     CLEANUP_BATCHES_MAX = 1000,
     WALK_ROWS_MIN = 100, /* most of them may be waiting */
-    MEASURE_SHARE = 20, /* counting takes at most a twentieth of the time */
+    MEASURE_SHARE = 20,  /* counting takes at most a twentieth of the time */
 };
 
 /* ---- the step ---- */

@@ -99,7 +99,8 @@ struct outbox_table {
     const char *event_type; /* the same: "e.event_type", "'invalidation'" */
     const char *payload;    /* the same: "e.payload" */
     bool payload_is_bytes;  /* bytea */
-    const char *size;       /* the same: its bytes as stored, found without reading them: "octet_length(e.payload)" */
+    const char
+        *size; /* the same: its bytes as stored, found without reading them: "octet_length(e.payload)" */
     const char *extra[OUTBOX_EXTRA_MAX + 1]; /* further expressions for the publisher; NULL ends it */
     struct outbox_logged logged[OUTBOX_LOGGED_MAX + 1]; /* members of log lines; NULL ends it */
     struct outbox_words words;

@@ -45,7 +45,8 @@ struct db_statement outbox_sql_expand(const struct outbox_table *table, const ch
 unsigned outbox_aggregate_columns(const struct outbox_table *table);
 
 /* ---- walk.c ---- */
-struct outbox_mark { /* an aggregate; only its first part is set for a table without a sequence, whose tenant it is */
+struct
+    outbox_mark { /* an aggregate; only its first part is set for a table without a sequence, whose tenant it is */
     struct str parts[OUTBOX_AGGREGATE_MAX];
     char *text; /* of all parts; NULL = no mark */
 };

@@ -134,7 +134,7 @@ static const char delivery_template[] =
 #define FIRST_BEFORE HOP("")
 #define AFTER HOPS("after", FIRST_AFTER, "true")
 #define BEFORE HOPS("before", FIRST_BEFORE, "h.turn <= $7 AND (SELECT count(*) FROM after) < 10 * $1")
-#define DUE_ROWS                                               \
+#define DUE_ROWS                                                               \
     "SELECT @due_at AS at, e.ctid AS tid, @suspect AS suspect, @size AS bytes" \
     " FROM @table e WHERE @live AND e.@turn = w.turn AND @due_at <= now()"
 static const char turns_template[] =
@@ -156,7 +156,8 @@ static const char turns_template[] =
     "    LIMIT $2 - (SELECT count(*) FROM first)),"
     " line AS MATERIALIZED ("
     "    SELECT p.*, row_number() OVER line AS line,"
-    "           first_value(p.suspect) OVER line OR sum(p.bytes) OVER line - p.bytes >= " CLAIM_BYTES " AS is_left"
+    "           first_value(p.suspect) OVER line OR sum(p.bytes) OVER line - p.bytes >= " CLAIM_BYTES
+    " AS is_left"
     "    FROM (SELECT t.*, row_number() OVER (PARTITION BY t.number ORDER BY t.at, t.tid) AS place"
     "          FROM (SELECT * FROM first UNION ALL SELECT * FROM rest) t) p"
     "    WINDOW line AS (ORDER BY p.place, p.number ROWS UNBOUNDED PRECEDING)),"
@@ -293,7 +294,8 @@ static const struct {
     {"suspect", MEMBER(name), "e.@claims - e.@attempts >= 2", ""},
     /* Of an aggregate: what its tenant's rows begin with, and what is greater than all of them. */
     {"tenant_begin", MEMBER(turn_end), "split_part(w.a1, '@turn_end', 1) || '@turn_end'", "w.a1"},
-    {"tenant_end", MEMBER(turn_end), "split_part(w.a1, '@turn_end', 1) || chr(ascii('@turn_end') + 1)", "w.a1"},
+    {"tenant_end", MEMBER(turn_end), "split_part(w.a1, '@turn_end', 1) || chr(ascii('@turn_end') + 1)",
+     "w.a1"},
     {"any_live", MEMBER(name), "(SELECT 1 FROM @table e WHERE @live AND e.@first", ""},
     {"other_tenants", MEMBER(turn),
      "2 * coalesce(@any_live < @tenant_begin ORDER BY @aggregate, e.@sequence LIMIT 1), 0)"

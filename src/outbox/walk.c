@@ -1,13 +1,18 @@
 /* Where the next claim begins, so that no tenant waits for the backlog of another, and no aggregate for those that come before it.
  *
  * A round goes over the table in the order of the index. A claim that ends within a tenant's rows leaves the rest of them as a tail, and
- * the round goes on after that tenant. Claims of the round and of tails alternate, and tails take turns. While the round's place is at
- * the start and there are tails, it begins with the tenants before the last one: its own first rows are seen by its tail's
- * next round, and a walk over the index entries of those just published would cost more with each claim.
+ * the round goes on after that tenant. Claims of the round and of tails alternate, and tails take turns.
+ *
+ *     tenants   a     b ──────────────────────▶ tail of b      c     d
+ *     round     1     1 ┄ (the batch is full)                  3     3 …
+ *     tail               2    4    5 …  alone, where no other tenant has live rows
+ *
+ * The round does not begin again with the tenant of the last tail, but before it and then after it: the index entries of the rows that
+ * were just published are still there, and a walk over them would cost more with each claim.
  *
  * Where the table names no tenant, the round goes on after the aggregate, without tails.
  *
- * Claims end when a whole round has claimed nothing, with all tails that it left. */
+ * Claims end when a round has claimed nothing, with all tails that it left. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -146,7 +151,7 @@ static void end_lap(struct outbox_walk *walk)
         begin_round(walk);
 }
 
-/* A tail that ends in a later round of the same claims need not be seen again before something was claimed. */
+/* A round that has seen the whole table and claimed nothing adds no tails, so that it ends. */
 static void add_tail(struct outbox *outbox, const struct outbox_mark *at)
 {
     struct outbox_walk *walk = &outbox->walk;
@@ -191,7 +196,7 @@ static void move_round(struct outbox *outbox, enum outbox_place place, const str
         end_lap(walk);
 }
 
-/* Without a claim that would find nothing: where no tenant has live rows before, or after, that of the tail that was just left. */
+/* Saves a claim that would find nothing: no tenant has live rows before, or after, that of the tail which was left last. */
 static void skip_empty(struct outbox *outbox, const struct outbox_mark *at, bool has_before, bool has_after)
 {
     struct outbox_walk *walk = &outbox->walk;
@@ -202,7 +207,8 @@ static void skip_empty(struct outbox *outbox, const struct outbox_mark *at, bool
     if (!has_before && !has_after) {
         end_lap(walk);
         walk->is_tails_turn = true;
-    } else if (walk->place == OUTBOX_AFTER_TENANT && str_eq(walk->mark.parts[0], end.parts[0]) && !has_after) {
+    } else if (walk->place == OUTBOX_AFTER_TENANT && str_eq(walk->mark.parts[0], end.parts[0]) &&
+               !has_after) {
         end_lap(walk);
     } else if (walk->place == OUTBOX_FROM_START && !has_before) {
         go_on_after(walk, OUTBOX_AFTER_TENANT, end);

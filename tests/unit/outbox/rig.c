@@ -81,9 +81,9 @@ static const struct outbox_table rig_keys = {
 /* As notification.notification_nats_dlq: nothing waits for anything. The payload is bytes. */
 #define DELIVERY_COLUMNS                                                                             \
     .id = {"delivery_id", "uuid"}, .aggregate = {{"user_id", "text"}}, .event_type = "e.event_type", \
-    .payload = "e.payload", .payload_is_bytes = true, .size = "octet_length(e.payload)", .published_at = "sent_at",                     \
-    .words = {"status", "PENDING", "PROCESSING", "SENT", "FAILED"}, .attempts = "attempt_count",     \
-    OUTBOX_LEASE_COLUMNS
+    .payload = "e.payload", .payload_is_bytes = true, .size = "octet_length(e.payload)",             \
+    .published_at = "sent_at", .words = {"status", "PENDING", "PROCESSING", "SENT", "FAILED"},       \
+    .attempts = "attempt_count", OUTBOX_LEASE_COLUMNS
 const struct outbox_table rig_deliveries = {
     .module = "deliveries", .name = "public.delivery", DELIVERY_COLUMNS};
 /* As notification.notifications. */
@@ -237,9 +237,10 @@ void rig_insert_of(const struct outbox_table *table, int tenant, int aggregate, 
                 " SELECT '%s', 'D%03d', jsonb_build_object('a', %d, 'n', n) FROM generate_series(%d, %d) n",
                 name, aggregate, aggregate, first, last);
     else if (table == &rig_keys)
-        rig_sql("INSERT INTO public.key_outbox (aggregate_key, event_type, payload)"
-                " SELECT '%s/D%03d', 'granted', jsonb_build_object('a', %d, 'n', n) FROM generate_series(%d, %d) n",
-                name, aggregate, aggregate, first, last);
+        rig_sql(
+            "INSERT INTO public.key_outbox (aggregate_key, event_type, payload)"
+            " SELECT '%s/D%03d', 'granted', jsonb_build_object('a', %d, 'n', n) FROM generate_series(%d, %d) n",
+            name, aggregate, aggregate, first, last);
     else if (!table->sequence)
         rig_sql("INSERT INTO %s (user_id, event_type, payload)"
                 " SELECT 'u%d', 'sent', convert_to(format('{\"a\": %%s, \"n\": %%s}', %d, n), 'UTF8')"
@@ -254,7 +255,8 @@ void rig_insert_of(const struct outbox_table *table, int tenant, int aggregate, 
 
 void rig_clear(void)
 {
-    rig_sql("TRUNCATE public.flag_outbox, public.word_outbox, public.key_outbox, public.delivery, public.turn_delivery");
+    rig_sql(
+        "TRUNCATE public.flag_outbox, public.word_outbox, public.key_outbox, public.delivery, public.turn_delivery");
 }
 
 static const char *form_word(const struct rig_form *form, const char *name, size_t len)

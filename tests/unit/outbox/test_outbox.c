@@ -10,7 +10,8 @@ int main(int argc, char **argv)
     rig_start();
     int failed = argc > 1 && strcmp(argv[1], "turns") == 0 ? run_turn_tests() : run_claim_tests();
     if (argc == 1) /* else these alone, to repeat a run of the model */
-        failed += run_turn_tests() + run_engine_tests() + run_fault_tests() + run_operator_tests() + run_model_tests();
+        failed += run_turn_tests() + run_engine_tests() + run_fault_tests() + run_operator_tests() +
+                  run_model_tests();
     rig_stop();
     return failed ? 1 : 0;
 }

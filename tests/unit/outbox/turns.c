@@ -187,11 +187,12 @@ static void test_o2_a_claim_is_bounded_by_bytes(void **state)
             begin(&rig_forms[which]);
             for (int i = 1; i <= 7; i++)
                 rig_insert(form->table, spread ? i : 1, i, i);
-            rig_form_sql(form, form->table->payload_is_bytes
-                                   ? "UPDATE @table SET payload = decode(repeat('20', (CASE WHEN @n = 7 THEN 9"
-                                     " ELSE 3 END) * 1024 * 1024), 'hex')"
-                                   : "UPDATE @table SET payload = payload || jsonb_build_object('z',"
-                                     " repeat('x', (CASE WHEN @n = 7 THEN 9 ELSE 3 END) * 1024 * 1024))");
+            rig_form_sql(form,
+                         form->table->payload_is_bytes
+                             ? "UPDATE @table SET payload = decode(repeat('20', (CASE WHEN @n = 7 THEN 9"
+                               " ELSE 3 END) * 1024 * 1024), 'hex')"
+                             : "UPDATE @table SET payload = payload || jsonb_build_object('z',"
+                               " repeat('x', (CASE WHEN @n = 7 THEN 9 ELSE 3 END) * 1024 * 1024))");
             size_t claimed = 0;
             for (int claims = 1; claimed < 7; claims++) {
                 size_t bytes = 0, count = claim_next();
