@@ -189,26 +189,26 @@ static void on_stored_events(void *context, struct bus_batch *batch)
 
 /* ---- subscribing ---- */
 
+/* BUS_FROM_NOW is enough: lookups that began before this owner started have ended. */
 static enum status subscribe_owner(struct hydration_owner_slot *slot, struct bus *bus, struct error *error)
 {
     const char *topic = hydration_topics[HYDRATION_EVENT_UNKNOWN];
     if (slot->hydration->config.is_plain)
         return bus_nats_listen(bus, topic, slot->row.entity_type, on_plain_question, slot, error);
-    return bus_subscribe(
-        bus,
-        &(struct bus_subscription){
-            .topic = topic,
-            .group = slot->group,
-            .mode = BUS_SHARED,
-            .from = BUS_FROM_NOW, /* lookups that began before this owner started have ended */
-            .batch_max = QUESTIONS_AT_ONCE,
-            .wakes = wakes_owner,
-            .relaxed = true, /* as the question is: both are lost, or neither */
-            .parallel = HYDRATION_PARALLEL,
-            .context = slot,
-            .handler = on_bus_questions,
-        },
-        error);
+    return bus_subscribe(bus,
+                         &(struct bus_subscription){
+                             .topic = topic,
+                             .group = slot->group,
+                             .mode = BUS_SHARED,
+                             .from = BUS_FROM_NOW,
+                             .batch_max = QUESTIONS_AT_ONCE,
+                             .wakes = wakes_owner,
+                             .relaxed = true, /* as the question is: both are lost, or neither */
+                             .parallel = HYDRATION_PARALLEL,
+                             .context = slot,
+                             .handler = on_bus_questions,
+                         },
+                         error);
 }
 
 static enum status subscribe_events(struct hydration *hydration, struct bus *bus, const char *topic,
