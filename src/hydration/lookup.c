@@ -337,8 +337,7 @@ static void on_job_done(struct worker_job *worker)
     hydration_lookup_reread_if_idle(lookup); /* for waiters that joined in a callback */
     hydration_lookup_end_unused(lookup);
     hydration_waiters_call(shard);
-    arena_reset(
-        &job->arena); /* what the job found may be large; an ended lookup is freed when the tick is over */
+    arena_reset(&job->arena); /* a finding may be large; an ended lookup is freed after the tick */
     if (shard->job_turns.queued > 0)
         loop_at_tick_end(shard->loop, &shard->tick, start_jobs);
 }
