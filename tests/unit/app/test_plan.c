@@ -196,7 +196,7 @@ static void test_the_figures_built_in_are_whole(void **state)
     plan_figures_init(&figures);
 #define CHECK_FIGURE(name, ...) assert_true(figures.name > 0);
     PLAN_FIGURES(CHECK_FIGURE)
-    assert_string_equal(figures.origin, "plan of 2026-11-15");
+    assert_string_equal(figures.origin, "plan of 2026-11-19");
 }
 
 static void test_a_bench_file_replaces_its_figures_only(void **state)
