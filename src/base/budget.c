@@ -11,7 +11,8 @@ enum {
     FIRST_PART = 256,                   /* of the reserve: a tenant's first bytes, … */
     FIRST_BYTES_MIN = 64 * 1024,        /* … or this much, for a small budget … */
     FIRST_PART_MAX = 8,                 /* … but not more than this part of the reserve */
-    FREED_BYTES_MIN = 32 * 1024 * 1024, /* below the peak of a burst, to be worth a trim */
+    FREED_BYTES_MIN = 32 * 1024 * 1024, /* below the peak of a burst, to be worth a trim, … */
+    FREED_PART = 4,                     /* … or this part of a small limit */
     CACHE_LINE_BYTES = 64,
 };
 
@@ -253,11 +254,16 @@ bool budget_is_full(enum budget_account account)
 
 /* ---- releasing ---- */
 
+static size_t freed_min(void)
+{
+    return limit ? least(FREED_BYTES_MIN, limit / FREED_PART) : FREED_BYTES_MIN;
+}
+
 void budget_release(enum budget_account account, size_t bytes)
 {
     atomic_fetch_sub_explicit(&accounts[account].used, bytes, memory_order_relaxed);
     size_t now = atomic_fetch_sub_explicit(&total, bytes, memory_order_relaxed) - bytes;
-    if (past(atomic_load_explicit(&peak, memory_order_relaxed), now) >= FREED_BYTES_MIN && on_freed_fn &&
+    if (past(atomic_load_explicit(&peak, memory_order_relaxed), now) >= freed_min() && on_freed_fn &&
         !atomic_exchange_explicit(&is_freed_reported, true, memory_order_relaxed))
         on_freed_fn(on_freed_context);
 }

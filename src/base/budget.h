@@ -66,8 +66,8 @@ void budget_release(enum budget_account account, size_t bytes);
 void budget_release_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes);
 void budget_leave_tenant(enum budget_account account, uint64_t tenant_hash, size_t bytes); /* hold_tenant's */
 
-/* Set before threads charge. on_freed is called once when FREED_BYTES_MIN (budget.c) less is used than at the peak since
- * budget_freed_reset(). A steady load has no such fall, however much it releases. */
+/* Set before threads charge. on_freed is called once when FREED_BYTES_MIN (budget.c), or a quarter of a small limit, less is used than
+ * at the peak since budget_freed_reset(). A steady load has no such fall, however much it releases. */
 void budget_on_freed(void (*on_freed)(void *context), void *context);
 void budget_freed_reset(void);
 

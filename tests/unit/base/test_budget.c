@@ -292,6 +292,8 @@ static void test_a_steady_load_is_no_burst(void **state)
     (void)state;
     const size_t mib = 1u << 20;
     int calls = 0;
+    budget_set_limit(0);
+    budget_set_bound(BUDGET_BODIES, 32 * mib);
     budget_on_freed(count_call, &calls);
     budget_add(BUDGET_VERSIONS, 31 * mib);
     for (int i = 0; i < 1000; i++) {
