@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/budget.h"
 #include "base/clock.h"
 #include "db/db_inside.h"
 
@@ -33,6 +34,11 @@ static void *run_cancel(void *arg)
 }
 
 /* ---- life ---- */
+
+/* What libpq's buffers of an idle connection may have: a part of limits.memory, between these bounds. */
+#define BUFFERS_PART 64
+#define BUFFERS_BYTES_MIN (256u << 10)
+#define BUFFERS_BYTES_MAX (4u << 20)
 
 /* Closes the socket where nothing can be running. The struct stays for its user. */
 static void drop_conn(struct db_conn *conn)
@@ -82,6 +88,24 @@ bool db_conn_is_clean(const struct db_conn *conn)
 {
     return conn->pg && !conn->in_pipeline && PQstatus(conn->pg) == CONNECTION_OK &&
            PQtransactionStatus(conn->pg) == PQTRANS_IDLE;
+}
+
+void db_conn_note_bytes(struct db_conn *conn, size_t bytes)
+{
+    if (bytes > conn->most_bytes)
+        conn->most_bytes = bytes;
+}
+
+/* Opening another connection takes less time than a statement that is so large. */
+bool db_conn_is_bulky(const struct db_conn *conn)
+{
+    size_t limit = budget_limit(), kept = limit / BUFFERS_PART;
+
+    if (limit == 0 || kept > BUFFERS_BYTES_MAX)
+        kept = BUFFERS_BYTES_MAX;
+    else if (kept < BUFFERS_BYTES_MIN)
+        kept = BUFFERS_BYTES_MIN;
+    return conn->most_bytes > kept;
 }
 
 enum status db_conn_check(struct db_conn *conn, struct error *error)
@@ -230,6 +254,7 @@ enum status db_conn_result(struct db_conn *conn, int64_t deadline_ns, PGresult *
     }
     *result = PQgetResult(conn->pg);
     conn->answered |= *result != NULL;
+    db_conn_note_bytes(conn, PQresultMemorySize(*result));
     return STATUS_OK;
 }
 

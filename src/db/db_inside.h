@@ -86,6 +86,7 @@ void db_prepared_clear(struct db_prepared *prepared);
 struct db_bound {
     uint64_t key; /* in db_prepared */
     unsigned count;
+    size_t bytes; /* of all values */
     enum db_type types[DB_PARAMS_MAX];
     const char *values[DB_PARAMS_MAX];
     int lengths[DB_PARAMS_MAX], formats[DB_PARAMS_MAX];
@@ -131,8 +132,10 @@ struct db_conn {
     struct error pipeline_error; /* the first failure before the end */
     bool doomed;                 /* the server ended the session while nothing was running */
     bool answered;               /* the server has, since the pool lent it */
-    struct db_use use;           /* what the pool lent it for */
-    uint64_t outages;            /* the pool's count when it was lent */
+    size_t pipeline_bytes;       /* of the statements since the pipeline began */
+    size_t most_bytes; /* that libpq had to buffer at once: its buffers grow to that and never shrink */
+    struct db_use use; /* what the pool lent it for */
+    uint64_t outages;  /* the pool's count when it was lent */
     char sqlstate[6];
 };
 
@@ -141,8 +144,10 @@ enum status db_conn_open(struct db_pool *pool, const struct db_parsed *parsed, i
 void db_conn_destroy(struct db_conn *conn);
 /* Closes the socket now, and asks the server to cancel what runs there. The struct stays for its user. */
 void db_conn_abandon(struct db_conn *conn);
-bool db_conn_is_alive(struct db_conn *conn);       /* no round trip: has the peer hung up? */
-bool db_conn_is_clean(const struct db_conn *conn); /* idle, outside a transaction and a pipeline */
+bool db_conn_is_alive(struct db_conn *conn);                 /* no round trip: has the peer hung up? */
+bool db_conn_is_clean(const struct db_conn *conn);           /* idle, outside a transaction and a pipeline */
+void db_conn_note_bytes(struct db_conn *conn, size_t bytes); /* a statement or a result had so many */
+bool db_conn_is_bulky(const struct db_conn *conn); /* its buffers are too large for an idle connection */
 enum status db_conn_check(struct db_conn *conn,
                           struct error *error) MUST_CHECK; /* usable for a new statement? */
 

@@ -27,6 +27,7 @@ void db_pipeline_begin(struct db_conn *conn)
     }
     conn->pipeline_error.status = STATUS_OK;
     conn->queued = conn->queue_first = conn->left_count = conn->asked = 0;
+    conn->pipeline_bytes = 0;
     conn->pipeline_left = false;
     if (db_conn_check(conn, &error) != STATUS_OK) {
         stick(conn, &error);
@@ -116,6 +117,8 @@ void db_pipeline_add(struct db_conn *conn, const struct db_statement *statement,
         return;
     }
     if (db_bound_set(&conn->bound, statement, params, &error) == STATUS_OK) {
+        conn->pipeline_bytes += conn->bound.bytes;
+        db_conn_note_bytes(conn, conn->pipeline_bytes);
         sent = send_bound(conn, statement);
     } else {
         /* In place of a statement whose parameters cannot be sent: fails at the server, so that what was added before is

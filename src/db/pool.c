@@ -2,8 +2,8 @@
  *
  * A slot is the right to use one connection. A connection or slot that is released goes to the waiter whose turn it is. Neither long
  * work (db_acquire_long) nor one share (base/turns.h) may have all slots; the worker pool knows whose job a thread runs. Idle
- * connections lie on a shelf (server.c), which pools of the same server share. Under the lock nothing blocks: connecting, rolling
- * back and closing happen outside it.
+ * connections lie on a shelf (server.c), which pools of the same server share; one whose buffers have grown large is closed instead.
+ * Under the lock nothing blocks: connecting, rolling back and closing happen outside it.
  *
  *     breaker:  CLOSED ── a connect fails ──▶ OPEN until `retry_at_ns` ── first caller after that ──▶ PROBING
  *                 ▲                            ▲                                                       │
@@ -458,7 +458,10 @@ void db_release(struct db_conn *conn)
     /* A server that hung answers on its old connections again: as good as a new one. */
     if (pool->breaker == BREAKER_OPEN && conn->answered && conn->outages == pool->outages)
         breaker_close(pool);
-    if (!give_slot_back(pool, conn->use, conn))
+    bool is_kept = !db_conn_is_bulky(conn);
+    if (is_kept && !give_slot_back(pool, conn->use, conn))
         db_shelf_put(pool->shelf, conn);
     pthread_mutex_unlock(&pool->lock);
+    if (!is_kept)
+        discard(pool, conn);
 }

@@ -43,6 +43,7 @@ static enum status send_statement(struct db_conn *conn, const struct db_statemen
         status = db_bound_set(bound, statement, params, error);
     if (status != STATUS_OK)
         return status;
+    db_conn_note_bytes(conn, bound->bytes);
     if (!db_bound_is_prepared(bound, &conn->prepared, statement, &hash, name)) {
         db_type_oids(bound->types, bound->count, oids);
         if (!PQsendPrepare(conn->pg, name, statement->text.ptr, (int)bound->count, oids))

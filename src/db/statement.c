@@ -74,6 +74,7 @@ enum status db_bound_set(struct db_bound *bound, const struct db_statement *stat
     bool in_scratch[DB_PARAMS_MAX];
 
     bound->count = db_param_count(statement, params);
+    bound->bytes = 0;
     if (bound->count > DB_PARAMS_MAX)
         return error_set(error, STATUS_INTERNAL, "a statement has more than %d parameters", DB_PARAMS_MAX);
     if (bound->scratch.capacity > SCRATCH_KEEP_BYTES)
@@ -103,6 +104,7 @@ enum status db_bound_set(struct db_bound *bound, const struct db_statement *stat
         bound->values[i] = param->value.ptr;
         bound->lengths[i] =
             in_scratch[i] ? (int)(buf_len(&bound->scratch) - before - 1) : (int)param->value.len;
+        bound->bytes += (size_t)bound->lengths[i];
     }
     /* The scratch has stopped moving: point into it. */
     const char *at = bound->scratch.data;

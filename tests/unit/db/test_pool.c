@@ -259,6 +259,50 @@ static void test_an_unfinished_pipeline_is_not_reused(void **state)
     db_pool_destroy(pool);
 }
 
+/* C6: libpq's buffers never shrink. */
+static void test_a_connection_is_closed_after_a_large_statement_or_result(void **state)
+{
+    (void)state;
+    static const char *const statements[] = {"SELECT length(repeat('x', 8000000))", /* small on the wire */
+                                             "SELECT repeat('x', 8000000)"};
+    struct db_pool *pool = test_pool(1);
+    int pid = 0, last;
+    for (size_t i = 0; i <= 2; i++) {
+        struct db_conn *conn = test_acquire(pool);
+        last = pid;
+        pid = atoi(test_sql(conn, "SELECT pg_backend_pid()"));
+        if (i < 2)
+            test_sql(conn, statements[i]);
+        db_release(conn);
+        assert_int_equal(pid == last, i == 1);
+    }
+    static const struct db_statement length_sql = DB_STATEMENT("SELECT length($1)");
+    struct buf large = {0};
+    while (buf_len(&large) < 8000000)
+        buf_put_char(&large, 'x');
+    for (int piped = 0; piped < 2; piped++) {
+        struct db_conn *conn = test_acquire(pool);
+        struct db_result *result = NULL;
+        last = atoi(test_sql(conn, "SELECT pg_backend_pid()"));
+        int64_t deadline_ns = clock_deadline_ms(PATIENCE_MS);
+        if (piped) {
+            db_pipeline_begin(conn);
+            db_pipeline_add(conn, &length_sql, DB_PARAMS(db_text(buf_str(&large))));
+            assert_ok(db_pipeline_end(conn, deadline_ns, &result, 1, NULL, NULL));
+        } else {
+            assert_ok(
+                db_query(conn, &length_sql, DB_PARAMS(db_text(buf_str(&large))), deadline_ns, &result, NULL));
+        }
+        db_result_free(result);
+        db_release(conn);
+        conn = test_acquire(pool);
+        assert_int_not_equal(atoi(test_sql(conn, "SELECT pg_backend_pid()")), last);
+        db_release(conn);
+    }
+    buf_deinit(&large);
+    db_pool_destroy(pool);
+}
+
 /* Ends `pid` from another session, and returns when it is gone. */
 static void terminate(int pid)
 {
@@ -481,6 +525,7 @@ int run_pool_tests(void)
         cmocka_unit_test(test_a_share_without_a_connection_has_the_last_one),
         cmocka_unit_test(test_an_open_transaction_is_rolled_back_on_release),
         cmocka_unit_test(test_an_unfinished_pipeline_is_not_reused),
+        cmocka_unit_test(test_a_connection_is_closed_after_a_large_statement_or_result),
         cmocka_unit_test(test_a_connection_that_died_idle_is_not_handed_out),
         cmocka_unit_test(test_a_connection_that_dies_in_use_is_DB_DOWN_and_replaced),
         cmocka_unit_test(test_idle_connections_are_closed_after_their_time),
