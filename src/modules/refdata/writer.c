@@ -5,7 +5,7 @@
 #include "modules/refdata/update.h"
 
 #define PENDING_MAX 2000
-#define BYTES_MAX (16u << 20)
+#define BYTES_MAX (1u << 20) /* libpq buffers them until the server has read them */
 #define KEY_BYTES_SHOWN 100
 
 static const struct db_statement allow_sql = DB_STATEMENT("select set_config('statement_timeout', $1, true)");
