@@ -31,8 +31,9 @@ static struct account {
     [BUDGET_BODIES] = {.name = "bodies", .percent = 15, .has_tenants = true},
     [BUDGET_UNSENT] = {.name = "unsent", .percent = 10},
     [BUDGET_WRITES] = {.name = "writes", .percent = 10, .has_tenants = true},
-    [BUDGET_STREAMS] = {.name = "streams", .percent = 10},
+    [BUDGET_STREAMS] = {.name = "streams", .percent = 5},
     [BUDGET_VERSIONS] = {.name = "versions", .percent = 5},
+    [BUDGET_QUEUES] = {.name = "queues", .percent = 5},
     [BUDGET_HYDRATION] = {.name = "hydration", .percent = 10, .is_cache = true},
     [BUDGET_TOKENS] = {.name = "tokens", .percent = 5, .is_cache = true},
 };

@@ -32,6 +32,7 @@ enum budget_account {
     BUDGET_WRITES,    /* updates that wait for their commit */
     BUDGET_STREAMS,   /* what is kept for subscribers */
     BUDGET_VERSIONS,  /* old versions of dictionaries that readers hold */
+    BUDGET_QUEUES,    /* messages between an engine and the database */
     BUDGET_HYDRATION, /* copies of entities */
     BUDGET_TOKENS,    /* that were verified */
     BUDGET_ACCOUNTS,

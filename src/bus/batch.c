@@ -219,14 +219,15 @@ enum status bus_delivery_pool(const struct db_target *target, const char *driver
 }
 
 static size_t batch_size(const struct bus_delivery *delivery, const struct bus_message *messages,
-                         size_t count)
+                         size_t count, size_t bytes_max)
 {
     const struct bus_subscription *spec = &delivery->consumer->spec;
     size_t bytes = messages[0].payload.len, size = 1;
 
     if (messages[0].offset < delivery->alone_until || delivery->attempts > 0 || messages[0].poison)
         return 1;
-    while (size < count && size < spec->batch_max && bytes < spec->batch_bytes_max && !messages[size].poison)
+    while (size < count && size < spec->batch_max && bytes + messages[size].payload.len <= bytes_max &&
+           !messages[size].poison)
         bytes += messages[size++].payload.len;
     return size;
 }
@@ -296,12 +297,23 @@ static void batch_failed(struct bus_delivery *delivery, const struct bus_batch *
         *wait_ms = bus_backoff_ms(delivery->consumer, ++delivery->attempts);
 }
 
+/* Is there memory for the batch? */
+static bool take_hold(struct bus_delivery *delivery, const struct bus_batch *batch, size_t bytes_max)
+{
+    size_t bytes = 0;
+
+    for (size_t i = 0; i < batch->count; i++)
+        bytes += batch->messages[i].payload.len;
+    return delivery->hold.bytes > 0 || bus_hold_take(&delivery->hold, delivery, bytes, bytes_max);
+}
+
 size_t bus_deliver(struct bus_delivery *delivery, const struct bus_message *messages, size_t count,
                    int64_t *wait_ms)
 {
+    size_t bytes_max = bus_batch_bytes_max(delivery->consumer);
     struct bus_batch batch = {
         .messages = messages,
-        .count = batch_size(delivery, messages, count),
+        .count = batch_size(delivery, messages, count, bytes_max),
         .deadline_ns = clock_deadline_ms(delivery->handler_ms),
     };
     struct bus_outcome outcome;
@@ -310,6 +322,9 @@ size_t bus_deliver(struct bus_delivery *delivery, const struct bus_message *mess
     struct arena arena = ARENA(ARENA_BYTES);
     size_t settled = 0;
 
+    *wait_ms = BUS_HOLD_WAIT_MS;
+    if (!take_hold(delivery, &batch, bytes_max))
+        return 0;
     *wait_ms = 0;
     batch.verdicts = arena_zalloc(&arena, batch.count * sizeof *batch.verdicts);
     if (delivery->pool)
@@ -341,6 +356,7 @@ size_t bus_deliver(struct bus_delivery *delivery, const struct bus_message *mess
     }
     db_release(batch.conn);
     arena_deinit(&arena);
+    bus_hold_release(&delivery->hold);
     return settled;
 }
 

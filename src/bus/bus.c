@@ -270,6 +270,7 @@ enum status bus_subscribe(struct bus *bus, const struct bus_subscription *subscr
         labels[2] = verdict_names[kind];
         consumer.consumed[kind] = metric_series_get(&families[CONSUMED], labels);
     }
+    bus_memory_join(&consumer);
     driver->subscribe(bus, &consumer);
     return STATUS_OK;
 }
@@ -281,6 +282,7 @@ void bus_lag_set(const struct bus *bus, struct str topic, struct str group, int6
 
 void bus_consumer_deinit(struct bus_consumer *consumer)
 {
+    bus_memory_leave(consumer);
     free((char *)consumer->spec.group);
 }
 

@@ -156,8 +156,9 @@ struct bus_subscription {
     const char *topic, *group; /* group: as a topic's name; for BUS_EVERY it only names the metrics */
     enum bus_mode mode;
     enum bus_from from;
-    unsigned batch_max;     /* 0 = 100 */
-    size_t batch_bytes_max; /* of payloads, exceeded by at most one message; 0 = 8 MiB */
+    unsigned batch_max; /* 0 = 100 */
+    /* Of payloads, 0 = 8 MiB; less where limits.memory has less for all handlers. A larger message is handled alone. */
+    size_t batch_bytes_max;
     /* Three options of BUS_SHARED that other drivers than PostgreSQL's ignore.
      * uses_attached: a message that arrives in a notice may be handed over while the lock on its partition is still being asked for. The
      * handler then begins with batch->conn in pipeline mode, with that question in it (batch->is_unlocked).

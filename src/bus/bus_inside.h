@@ -107,6 +107,26 @@ struct bus_message bus_dead_letter(const struct bus_consumer *consumer, const st
 enum status bus_dead_letters_publish(struct bus *bus, struct bus_message *letters, size_t count,
                                      int64_t deadline_ns, struct error *error) MUST_CHECK;
 
+/* ---- memory.c: what messages take between an engine and the database. Any thread ---- */
+#define BUS_HOLD_WAIT_MS 50 /* until a message for which there was no room is tried again */
+
+struct bus_hold { /* of the messages that one handler has; {0} = none */
+    size_t bytes;
+    bool is_large;
+};
+void bus_memory_join(const struct bus_consumer *consumer); /* a subscription, and when it ends */
+void bus_memory_leave(const struct bus_consumer *consumer);
+size_t bus_batch_bytes_max(const struct bus_consumer *consumer); /* of a batch, unless it is one message */
+/* Of each of so many queues of received messages; the last one may be past it. */
+size_t bus_queue_bytes_max(const struct bus_consumer *consumer, unsigned queues);
+size_t bus_client_bytes_max(
+    size_t bytes_max); /* that the client of an engine may buffer for a subscription */
+/* False: a message larger than a batch that has to wait, BUS_HOLD_WAIT_MS. `owner` distinguishes those that wait for a turn. */
+bool bus_hold_take(struct bus_hold *hold, const void *owner, size_t bytes, size_t batch_bytes_max) MUST_CHECK;
+void bus_hold_release(struct bus_hold *hold);
+/* The queue has so many bytes now. *charged: 0 for a new queue. */
+void bus_queue_charge(size_t *charged, size_t bytes);
+
 /* ---- deliveries ----
  * Deliveries of one partition, for drivers whose engine cannot share a transaction with the database.
  *
@@ -125,8 +145,9 @@ struct bus_delivery {
     /* Messages below this offset are delivered one by one: their batch failed as a whole. */
     int64_t alone_until;
     char last_error[BUS_REASON_BYTES];
-    bool is_out; /* the database or the engine is not reachable, which is logged */
-    bool *dead;  /* NULL, or room for a batch: is set for settled messages that became dead letters */
+    struct bus_hold hold; /* taken by bus_deliver(), or before; it is released in any case */
+    bool is_out;          /* the database or the engine is not reachable, which is logged */
+    bool *dead; /* NULL, or room for a batch: is set for settled messages that became dead letters */
 };
 
 /* Connections of the driver's own, with metrics of their own; *pool stays NULL when `target` is NULL. */

@@ -51,7 +51,7 @@ struct kafka_partition {
     int64_t leave_by_ns; /* also without a commit; 0: its handler runs */
     unsigned generation; /* a job of another one changes nothing */
     rd_kafka_message_t **items;
-    size_t head, count, capacity, taken, bytes;
+    size_t head, count, capacity, taken, bytes, charged;
     int64_t position;     /* the first that is not settled; -1: not known yet */
     int64_t fetch_at;     /* the first that is not here yet */
     int64_t due_ns;       /* no batch before */
@@ -101,6 +101,7 @@ struct kafka_reader {
     bool is_broken;     /* the consumer is opened again */
     bool is_closing;    /* the consumer is being closed */
     int64_t position_at_ns, commit_at_ns, commit_all_at_ns, lag_at_ns, log_at_ns;
+    size_t charged;            /* for what librdkafka reads ahead */
     unsigned topic_partitions; /* that the topic has */
     struct db_conn *session;   /* its locks; NULL: it has none, and no partitions */
     unsigned members;          /* at the last look */

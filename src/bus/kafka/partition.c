@@ -58,6 +58,7 @@ void bus_kafka_partition_put(struct kafka_partition *partition, rd_kafka_message
     }
     partition->items[partition->head + partition->count++] = message;
     partition->bytes += message->len;
+    bus_queue_charge(&partition->charged, partition->bytes);
     partition->fetch_at = message->offset + 1;
 }
 
@@ -74,6 +75,12 @@ static void drop_items(struct kafka_partition *partition, size_t from, size_t co
     partition->count -= count;
     if (partition->count == 0)
         partition->head = 0;
+    bus_queue_charge(&partition->charged, partition->bytes);
+}
+
+static size_t bytes_max(const struct kafka_partition *partition)
+{
+    return bus_queue_bytes_max(&partition->reader->consumer, partition->reader->partition_count);
 }
 
 bool bus_kafka_partition_is_full(const struct kafka_partition *partition)
@@ -81,14 +88,14 @@ bool bus_kafka_partition_is_full(const struct kafka_partition *partition)
     const struct bus_subscription *spec = &partition->reader->consumer.spec;
 
     return partition->count >= BATCHES_AHEAD * (size_t)spec->batch_max ||
-           partition->bytes >= 2 * spec->batch_bytes_max;
+           partition->bytes >= bytes_max(partition);
 }
 
 bool bus_kafka_partition_is_low(const struct kafka_partition *partition)
 {
     const struct bus_subscription *spec = &partition->reader->consumer.spec;
 
-    return partition->count <= spec->batch_max && partition->bytes < spec->batch_bytes_max;
+    return partition->count <= spec->batch_max && partition->bytes < bytes_max(partition) / 2;
 }
 
 void bus_kafka_partition_gap(struct kafka_partition *partition, int64_t next)

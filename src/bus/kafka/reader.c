@@ -15,6 +15,7 @@ enum {
     LAG_MS = 3000,  /* between two measurements */
     REOPEN_MS = 1000,
     CLOSE_MS = 2000,
+    FETCHED_BYTES_MAX = 16 << 20, /* that librdkafka has read ahead */
 };
 
 static struct metric_family lag_family = {
@@ -48,7 +49,8 @@ void bus_kafka_reader_wake(struct kafka_reader *reader)
 static bool open_consumer(struct kafka_reader *reader)
 {
     const struct bus_kafka_config *config = &reader->kafka->config;
-    char session[24], heartbeat[24], interval[24];
+    char session[24], heartbeat[24], interval[24], fetched[24], queued[24];
+    size_t bytes_max = bus_client_bytes_max(FETCHED_BYTES_MAX);
     const struct kafka_setting settings[] = {
         {"group.id", reader->consumer.spec.group},
         {"enable.auto.commit", "false"},
@@ -60,11 +62,14 @@ static bool open_consumer(struct kafka_reader *reader)
         {"max.poll.interval.ms", interval},
         {"fetch.wait.max.ms", "100"}, /* a partition that is resumed waits for the request under way */
         {"fetch.error.backoff.ms", "100"},
-        {"queued.max.messages.kbytes", "16384"},
+        {"fetch.max.bytes", fetched}, /* in one response; at least as much as a message may have */
+        {"queued.max.messages.kbytes", queued},
         {"topic.metadata.refresh.interval.ms", session}, /* finds new partitions */
         {NULL, NULL},
     };
 
+    snprintf(fetched, sizeof fetched, "%zu", bytes_max);
+    snprintf(queued, sizeof queued, "%zu", bytes_max / 1024);
     snprintf(session, sizeof session, "%lld", (long long)config->session_ms);
     snprintf(heartbeat, sizeof heartbeat, "%lld", (long long)config->session_ms / 20 + 1);
     snprintf(interval, sizeof interval, "%lld",
@@ -89,6 +94,7 @@ static bool open_consumer(struct kafka_reader *reader)
     reader->queue = rd_kafka_queue_get_consumer(rk);
     reader->rk = rk;
     pthread_mutex_unlock(&reader->lock);
+    bus_queue_charge(&reader->charged, bytes_max);
     bus_kafka_reader_move(reader, READER_JOINING);
     return true;
 }
@@ -132,6 +138,7 @@ static void close_consumer(struct kafka_reader *reader)
         bus_kafka_client_close(rk);
     else
         bus_kafka_client_close_assigned(rk);
+    bus_queue_charge(&reader->charged, 0);
     bus_kafka_reader_move(reader, READER_CLOSED);
     reader->is_committing = reader->is_broken = reader->is_closing = false;
 }

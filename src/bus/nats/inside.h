@@ -100,6 +100,7 @@ struct nats_partition {
     struct nats_pull pull;
     struct nats_item *items; /* by sequence */
     size_t count, capacity;
+    size_t bytes, charged;      /* of their messages */
     int64_t settled;            /* all messages up to this sequence are done */
     int64_t due_ns;             /* no batch before */
     int64_t overdue_ns;         /* a message returned to the server should have been sent again by then */

@@ -80,10 +80,26 @@ static bool insert_message(struct nats_partition *partition, natsMsg *message,
     return true;
 }
 
+static void count_bytes(struct nats_partition *partition, const natsMsg *message)
+{
+    partition->bytes += (size_t)natsMsg_GetDataLength(message);
+    bus_queue_charge(&partition->charged, partition->bytes);
+}
+
+/* NULL: it was given back before. */
+static void drop_message(struct nats_partition *partition, natsMsg *message)
+{
+    if (!message)
+        return;
+    partition->bytes -= (size_t)natsMsg_GetDataLength(message);
+    bus_queue_charge(&partition->charged, partition->bytes);
+    natsMsg_Destroy(message);
+}
+
 void bus_nats_partition_clear(struct nats_partition *partition)
 {
     for (size_t i = 0; i < partition->count; i++)
-        natsMsg_Destroy(partition->items[i].message);
+        drop_message(partition, partition->items[i].message);
     partition->count = 0;
     partition->is_database_down = false;
 }
@@ -105,7 +121,7 @@ bool bus_nats_partition_is_complete(struct nats_partition *partition, const jsCo
     for (size_t i = 0; i < partition->count; i++) {
         struct nats_item item = partition->items[i];
         if (item.consumer_sequence == 0 && item.sequence > (int64_t)info->Delivered.Stream) {
-            natsMsg_Destroy(item.message);
+            drop_message(partition, item.message);
             continue;
         }
         is_old |= item.consumer_sequence > info->Delivered.Consumer;
@@ -165,6 +181,8 @@ static void on_message(natsConnection *connection, natsSubscription *subscriptio
         }
         is_settled = (int64_t)origin.sequence <= partition->settled;
         is_taken = is_kept && !is_settled && insert_message(partition, message, &origin);
+        if (is_taken)
+            count_bytes(partition, message);
         bus_nats_reader_dispatch(reader);
     }
     pthread_mutex_unlock(&nats->lock);
@@ -196,9 +214,10 @@ void bus_nats_partition_request(struct nats_partition *partition)
     else if (partition->state == PARTITION_RUNNING && !partition->is_database_down)
         count = here < spec->batch_max ? spec->batch_max - here
                                        : here < (int64_t)partition->count; /* that one is handled first */
-    bus_nats_pull_request(&partition->pull, count,
-                          (int64_t)spec->batch_bytes_max +
-                              2 * natsConnection_GetMaxPayload(nats->connection));
+    bus_nats_pull_request(
+        &partition->pull, count,
+        (int64_t)bus_queue_bytes_max(&partition->reader->consumer, partition->reader->partition_count) +
+            2 * natsConnection_GetMaxPayload(nats->connection));
 }
 
 /* ---- all messages that are here ---- */
@@ -300,7 +319,7 @@ static void settle_batch(struct nats_partition *partition, const struct bus_mess
         }
         if (item->is_redelivery_over)
             bus_nats_dead_note(partition, item->sequence);
-        natsMsg_Destroy(item->message);
+        drop_message(partition, item->message);
     }
     if (settled > 0)
         partition->count = kept;
@@ -313,7 +332,7 @@ static void settle_batch(struct nats_partition *partition, const struct bus_mess
             (partition->state == PARTITION_RUNNING || partition->state == PARTITION_LEAVING)) {
             if (first->message)
                 bus_nats_nak(nats, first->message, wait_ms);
-            natsMsg_Destroy(first->message);
+            drop_message(partition, first->message);
             first->message = NULL;
         }
         bus_nats_wake(nats);

@@ -49,16 +49,15 @@ static const struct db_statement read_sql = DB_STATEMENT_BINARY(
     "SELECT p.partition::text, p.next_offset::text, " POSTGRES_MESSAGE_COLUMNS
     " FROM unnest($2::text::int[], $3::text::bigint[]) AS here (partition, position)"
     " JOIN platform.bus_partition p ON p.topic = $1 AND p.partition = here.partition"
-    " LEFT JOIN LATERAL ("
-    "    SELECT * FROM ("
-    "        SELECT w.*, sum(octet_length(w.payload)) OVER (ORDER BY w.message_offset)"
-    "                    - octet_length(w.payload) AS before"
-    "        FROM (SELECT * FROM platform.bus_message"
-    "              WHERE topic = $1 AND partition = here.partition AND message_offset >= here.position"
-    "              ORDER BY message_offset LIMIT $4) w) x"
-    "    WHERE x.before < $5) m ON true"
-    " WHERE p.next_offset <> here.position"
-    " ORDER BY p.partition, m.message_offset");
+    " LEFT JOIN LATERAL (" POSTGRES_BATCH_COLUMNS(
+        "$5") "    FROM ("
+              "        SELECT w.*, sum(octet_length(w.payload)) OVER (ORDER BY w.message_offset) AS upto"
+              "        FROM (SELECT * FROM platform.bus_message"
+              "              WHERE topic = $1 AND partition = here.partition AND message_offset >= here.position"
+              "              ORDER BY message_offset LIMIT $4) w) x"
+              "    WHERE " POSTGRES_BATCH_FITS("$5") ") m ON true"
+                                                     " WHERE p.next_offset <> here.position"
+                                                     " ORDER BY p.partition, m.message_offset");
 enum read_column { PARTITION, NEXT_OFFSET, MESSAGE };
 
 enum status bus_postgres_every_begin(struct reader *reader, struct db_conn *conn, int64_t deadline_ns,
@@ -131,6 +130,12 @@ static enum status recheck(struct reader *reader, struct db_conn *conn, struct b
     return status;
 }
 
+/* Of one partition, in a result with messages of all of them. */
+static size_t part_bytes_max(const struct reader *reader)
+{
+    return bus_batch_bytes_max(&reader->consumer) / reader->consumer.topic->spec.partitions;
+}
+
 static enum status read_new(struct reader *reader, struct db_result **result, struct error *error)
 {
     const struct bus_consumer *consumer = &reader->consumer;
@@ -145,12 +150,12 @@ static enum status read_new(struct reader *reader, struct db_result **result, st
         status = recheck(reader, conn, lists, deadline_ns, error);
     if (status == STATUS_OK) {
         list_positions(reader, asked_ns, lists);
-        status = db_query(
-            conn, &read_sql,
-            DB_PARAMS(db_text(consumer->topic->name), db_text(db_array_end(&lists[LIST_PARTITIONS])),
-                      db_text(db_array_end(&lists[LIST_POSITIONS])), db_i64(consumer->spec.batch_max),
-                      db_i64((int64_t)consumer->spec.batch_bytes_max)),
-            deadline_ns, result, error);
+        status =
+            db_query(conn, &read_sql,
+                     DB_PARAMS(db_text(consumer->topic->name), db_text(db_array_end(&lists[LIST_PARTITIONS])),
+                               db_text(db_array_end(&lists[LIST_POSITIONS])),
+                               db_i64(consumer->spec.batch_max), db_i64((int64_t)part_bytes_max(reader))),
+                     deadline_ns, result, error);
     }
     db_release(conn);
     if (status == STATUS_OK)
@@ -180,6 +185,30 @@ static void deliver_partition(struct reader *reader, unsigned partition, const s
     }
 }
 
+/* The first message of a partition, which is larger than what was read at once. */
+static void deliver_large(struct reader *reader, unsigned partition, struct bus_message *message)
+{
+    struct reader_partition *at = &reader->partitions[partition];
+    int64_t deadline_ns = clock_deadline_ms(QUERY_MS);
+    struct db_result *payload = NULL;
+    struct error error = {0};
+    struct db_conn *conn;
+    enum status status = db_acquire(reader->postgres->pool, deadline_ns, &conn, &error);
+
+    if (status == STATUS_OK)
+        status = bus_postgres_payload_load(conn, message, bus_batch_bytes_max(&reader->consumer),
+                                           &at->delivery, &at->delivery.hold, deadline_ns, &payload, &error);
+    db_release(conn);
+    if (payload) {
+        deliver_partition(reader, partition, message, 1);
+    } else {
+        bus_hold_release(&at->delivery.hold);
+        at->retry_ns = clock_deadline_ms(BUS_HOLD_WAIT_MS);
+        bus_postgres_worker_due(&reader->workers[0], BUS_HOLD_WAIT_MS + 1);
+    }
+    db_result_free(payload);
+}
+
 /* Rows [begin, end) are of one partition. */
 static void deliver_rows(struct reader *reader, const struct db_result *result, size_t begin, size_t end)
 {
@@ -199,9 +228,13 @@ static void deliver_rows(struct reader *reader, const struct db_result *result, 
     }
     if (is_empty)
         return;
-    const struct bus_message *messages = bus_postgres_row_messages(
-        result, begin, end, MESSAGE, reader->consumer.topic->name, partition, &arena);
-    deliver_partition(reader, partition, messages, bus_postgres_before_hole(messages, end - begin));
+    size_t count = bus_postgres_rows_loaded(result, begin, end, MESSAGE);
+    struct bus_message *messages = bus_postgres_row_messages(result, begin, end, MESSAGE,
+                                                             reader->consumer.topic->name, partition, &arena);
+    if (count > 0)
+        deliver_partition(reader, partition, messages, bus_postgres_before_hole(messages, count));
+    else
+        deliver_large(reader, partition, messages);
     arena_deinit(&arena);
 }
 
@@ -211,11 +244,15 @@ enum bus_postgres_step bus_postgres_every_step(struct reader *reader, struct err
 {
     bool is_stopping = false;
     struct db_result *result;
+    size_t bytes = 0, charged = 0;
     int64_t lag = 0;
 
     if (read_new(reader, &result, error) != STATUS_OK)
         return STEP_FAILED;
     size_t rows = db_result_rows(result);
+    for (size_t row = 0; row < rows; row++)
+        bytes += db_result_str(result, row, MESSAGE + POSTGRES_PAYLOAD).len;
+    bus_queue_charge(&charged, bytes);
     for (size_t begin = 0, end; begin < rows; begin = end) {
         int64_t partition = db_result_i64(result, begin, PARTITION);
         end = begin + 1;
@@ -230,6 +267,7 @@ enum bus_postgres_step bus_postgres_every_step(struct reader *reader, struct err
     }
     metric_set(reader->consumer.lag, (double)lag);
     db_result_free(result);
+    bus_queue_charge(&charged, 0);
     return rows == 0 ? STEP_NOTHING : lag > 0 ? STEP_FOUND : STEP_DRAINED;
 }
 

@@ -184,8 +184,23 @@ struct bus_message *bus_postgres_row_messages(const struct db_result *result, si
 size_t bus_postgres_before_hole(const struct bus_message *messages, size_t count);
 
 #define POSTGRES_CREATED_US(row) "(extract(epoch from " row ".created_at) * 1000000)::bigint"
+#define POSTGRES_PAYLOAD 3 /* of these columns */
 #define POSTGRES_MESSAGE_COLUMNS \
     "m.message_offset::text, m.key, m.headers, m.payload, " POSTGRES_CREATED_US("m") "::text"
+
+/* Of messages x, in the order of their offsets: those that fit into a batch of so many bytes, by `upto`, the bytes up to the end of each,
+ * and at least the first. A payload that is larger than a batch is left out: it is loaded when there is memory for it. */
+#define POSTGRES_BATCH_COLUMNS(bytes)                              \
+    "    SELECT x.message_offset, x.key, x.headers, x.created_at," \
+    "           CASE WHEN octet_length(x.payload) <= " bytes " THEN x.payload END AS payload"
+#define POSTGRES_BATCH_FITS(bytes) "x.upto <= " bytes " OR x.upto = octet_length(x.payload)"
+/* How many of these messages have their payload, before the first one that has not. */
+size_t bus_postgres_rows_loaded(const struct db_result *result, size_t begin, size_t end, unsigned column);
+/* Loads it, once the hold is taken; *payload stays NULL while there is no memory for it. */
+enum status bus_postgres_payload_load(struct db_conn *conn, struct bus_message *message,
+                                      size_t batch_bytes_max, const void *owner, struct bus_hold *hold,
+                                      int64_t deadline_ns, struct db_result **payload,
+                                      struct error *error) MUST_CHECK;
 
 /* A message attached to the notice of it. */
 struct attached_message {

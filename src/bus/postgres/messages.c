@@ -57,7 +57,7 @@ struct bus_message *bus_postgres_row_messages(const struct db_result *result, si
         if (!db_result_is_null(result, row, column + 1))
             message->key = db_result_str(result, row, column + 1);
         take_headers(db_result_str(result, row, column + 2), arena, message);
-        message->payload = db_result_str(result, row, column + 3);
+        message->payload = db_result_str(result, row, column + POSTGRES_PAYLOAD);
         message->created_us = db_result_i64(result, row, column + 4);
     }
     return messages;
@@ -69,6 +69,54 @@ size_t bus_postgres_before_hole(const struct bus_message *messages, size_t count
     while (end < count && messages[end].offset == messages[end - 1].offset + 1)
         end++;
     return end;
+}
+
+/* ---- payloads that are larger than a batch ---- */
+
+static const struct db_statement size_sql =
+    DB_STATEMENT("SELECT octet_length(payload) FROM platform.bus_message"
+                 " WHERE topic = $1 AND partition = $2 AND message_offset = $3");
+static const struct db_statement payload_sql =
+    DB_STATEMENT_BINARY("SELECT payload FROM platform.bus_message"
+                        " WHERE topic = $1 AND partition = $2 AND message_offset = $3");
+
+size_t bus_postgres_rows_loaded(const struct db_result *result, size_t begin, size_t end, unsigned column)
+{
+    size_t row = begin;
+
+    while (row < end && !db_result_is_null(result, row, column + POSTGRES_PAYLOAD))
+        row++;
+    return row - begin;
+}
+
+static enum status query_message(struct db_conn *conn, const struct db_statement *statement,
+                                 const struct bus_message *message, int64_t deadline_ns,
+                                 struct db_result **result, struct error *error)
+{
+    enum status status =
+        db_query(conn, statement,
+                 DB_PARAMS(db_text(message->topic), db_int(message->partition), db_i64(message->offset)),
+                 deadline_ns, result, error);
+
+    if (status == STATUS_OK && db_result_rows(*result) != 1)
+        status = error_set(error, STATUS_DB_RETRY, "the message was deleted meanwhile");
+    return status;
+}
+
+enum status bus_postgres_payload_load(struct db_conn *conn, struct bus_message *message,
+                                      size_t batch_bytes_max, const void *owner, struct bus_hold *hold,
+                                      int64_t deadline_ns, struct db_result **payload, struct error *error)
+{
+    struct db_result *size = NULL;
+    enum status status = query_message(conn, &size_sql, message, deadline_ns, &size, error);
+
+    *payload = NULL;
+    if (status == STATUS_OK && bus_hold_take(hold, owner, (size_t)db_result_i64(size, 0, 0), batch_bytes_max))
+        status = query_message(conn, &payload_sql, message, deadline_ns, payload, error);
+    if (status == STATUS_OK && *payload)
+        message->payload = db_result_str(*payload, 0, 0);
+    db_result_free(size);
+    return status;
 }
 
 /* ---- attached to a notice: netstrings ("5:bytes,"): key, payload, then names and values of the headers in turn ---- */

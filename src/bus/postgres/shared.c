@@ -25,6 +25,10 @@ struct locked_batch {
     struct bus_batch batch;
     struct bus_outcome outcome;
     struct bus_slot slot;
+    size_t bytes_max;     /* of a batch */
+    bool is_large;        /* its only message is larger, and its payload is loaded later */
+    struct bus_hold hold; /* of the batch */
+    struct db_result *payload;
 };
 
 /* $1 group, $2 topic, $3 messages and $4 bytes at most, $5 the partition to look at first, $6 the longest
@@ -50,14 +54,14 @@ struct locked_batch {
     " FROM due LEFT JOIN LATERAL (" messages ") m ON true"
 
 #define A_BATCH                                                                                       \
-    "    SELECT * FROM ("                                                                             \
-    "        SELECT w.*, sum(octet_length(w.payload)) OVER (ORDER BY w.message_offset)"               \
-    "                    - octet_length(w.payload) AS before"                                         \
+    POSTGRES_BATCH_COLUMNS("$4")                                                                      \
+    "    FROM ("                                                                                      \
+    "        SELECT w.*, sum(octet_length(w.payload)) OVER (ORDER BY w.message_offset) AS upto"       \
     "        FROM (SELECT * FROM platform.bus_message"                                                \
     "              WHERE topic = $2 AND partition = due.partition AND message_offset >= due.position" \
     "              ORDER BY message_offset"                                                           \
     "              LIMIT CASE WHEN due.position < due.careful_until THEN 1 ELSE $3 END) w) x"         \
-    "    WHERE x.before < $4"
+    "    WHERE " POSTGRES_BATCH_FITS("$4")
 static const struct db_statement lock_anywhere_sql = DB_STATEMENT_BINARY(LOCK_AND_READ(
     "    ORDER BY (c.partition - $5 + 65536) % 256",
     "EXISTS (SELECT FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
@@ -69,11 +73,11 @@ static const struct db_statement lock_anywhere_sql = DB_STATEMENT_BINARY(LOCK_AN
 static const struct db_statement lock_chosen_sql = DB_STATEMENT_BINARY(
     LOCK_AND_READ(" AND c.partition = $5", "'false'", A_BATCH) " ORDER BY m.message_offset");
 /* $5 the only partition: it was woken for a single message. If there are more, the caller looks again, anywhere. */
-static const struct db_statement lock_partition_sql = DB_STATEMENT_BINARY(
-    LOCK_AND_READ(" AND c.partition = $5", "'false'",
-                  "    SELECT * FROM platform.bus_message"
-                  "    WHERE topic = $2 AND partition = $5 AND message_offset >= due.position"
-                  "    ORDER BY message_offset LIMIT 1"));
+static const struct db_statement lock_partition_sql = DB_STATEMENT_BINARY(LOCK_AND_READ(
+    " AND c.partition = $5", "'false'",
+    POSTGRES_BATCH_COLUMNS("$4") "    FROM platform.bus_message x"
+                                 "    WHERE topic = $2 AND partition = $5 AND message_offset >= due.position"
+                                 "    ORDER BY message_offset LIMIT 1"));
 
 /* $3 the partition, $4 … $6 the message, $7 and $8 as $6 and $7 above. The message is the next one, for the first time; a dead letter
  * is made of a row, never of a notice. */
@@ -117,13 +121,13 @@ static void open_lock(struct locked_batch *locked, const struct db_statement *lo
 {
     const struct bus_consumer *consumer = &locked->reader->consumer;
 
+    locked->bytes_max = bus_batch_bytes_max(consumer);
     db_pipeline_begin(locked->conn);
     db_pipeline_add(locked->conn, &db_begin_sql, DB_NO_PARAMS);
     db_pipeline_add(locked->conn, lock_sql,
                     DB_PARAMS(db_cstr(consumer->spec.group), db_text(consumer->topic->name),
-                              db_i64(consumer->spec.batch_max),
-                              db_i64((int64_t)consumer->spec.batch_bytes_max), db_int(first),
-                              db_i64(2 * consumer->spec.backoff_max_ms),
+                              db_i64(consumer->spec.batch_max), db_i64((int64_t)locked->bytes_max),
+                              db_int(first), db_i64(2 * consumer->spec.backoff_max_ms),
                               DB_NUMBER(locked->reader->postgres->config.handler_ms, DB_TEXT)));
 }
 
@@ -136,6 +140,9 @@ static void read_batch(struct locked_batch *locked)
     locked->next_offset = db_result_i64(locked->rows, 0, NEXT_OFFSET);
     if (db_result_is_null(locked->rows, 0, MESSAGE))
         count = 0;
+    size_t loaded = bus_postgres_rows_loaded(locked->rows, 0, count, MESSAGE);
+    locked->is_large = count > 0 && loaded == 0;
+    count = locked->is_large ? 1 : loaded;
     const struct bus_message *messages =
         bus_postgres_row_messages(locked->rows, 0, count, MESSAGE, locked->reader->consumer.topic->name,
                                   locked->partition, &locked->arena);
@@ -297,6 +304,46 @@ static enum status handle_batch(struct locked_batch *locked, struct error *error
     return STATUS_OK;
 }
 
+/* There is no memory for the message: all processes leave its partition alone for a moment. */
+static enum bus_postgres_step put_off(struct locked_batch *locked, struct error *error)
+{
+    const struct bus_consumer *consumer = &locked->reader->consumer;
+    bool has_error = !db_result_is_null(locked->rows, 0, LAST_ERROR);
+
+    db_pipeline_begin(locked->conn);
+    db_pipeline_add(
+        locked->conn, &advance_sql,
+        DB_PARAMS(db_cstr(consumer->spec.group), db_text(consumer->topic->name), db_int(locked->partition),
+                  db_i64(locked->position), db_int(locked->batch.attempt), db_i64(BUS_HOLD_WAIT_MS),
+                  has_error ? db_text(db_result_str(locked->rows, 0, LAST_ERROR)) : db_null(DB_TEXT)));
+    db_pipeline_add(locked->conn, &db_commit_sql, DB_NO_PARAMS);
+    if (db_pipeline_end(locked->conn, clock_deadline_ms(COMMIT_MS), NULL, 0, NULL, error) != STATUS_OK)
+        return STEP_FAILED;
+    bus_postgres_worker_due(locked->worker, BUS_HOLD_WAIT_MS + 1);
+    return STEP_FOUND;
+}
+
+/* Is there memory for the batch? Loads a message that is larger than a batch. */
+static enum status hold_batch(struct locked_batch *locked, bool *is_held, struct error *error)
+{
+    const struct bus_batch *batch = &locked->batch;
+    size_t bytes = 0;
+
+    *is_held = true;
+    for (size_t i = 0; i < batch->count; i++)
+        bytes += batch->messages[i].payload.len;
+    if (!locked->is_large)
+        return bus_hold_take(&locked->hold, NULL, bytes, SIZE_MAX) ? STATUS_OK : STATUS_INTERNAL;
+    struct bus_message *message = arena_alloc(&locked->arena, sizeof *message);
+    *message = batch->messages[0];
+    locked->batch.messages = message;
+    enum status status = bus_postgres_payload_load(
+        locked->conn, message, locked->bytes_max, &locked->reader->partitions[locked->partition],
+        &locked->hold, batch->deadline_ns, &locked->payload, error);
+    *is_held = locked->payload != NULL;
+    return status;
+}
+
 /* Locks, handles and settles: the partition `first`, or the next one from there on. */
 static enum bus_postgres_step run_batch(struct locked_batch *locked, const struct db_statement *lock_sql,
                                         unsigned first_partition, struct error *error)
@@ -320,7 +367,14 @@ static enum bus_postgres_step run_batch(struct locked_batch *locked, const struc
     size_t count = locked->batch.count;
     locked->batch.count =
         bus_postgres_slot_enter(locked->reader, &locked->slot, locked->batch.messages, count);
-    if ((count > 0 && locked->batch.count == 0) || !bus_postgres_handling_begin(postgres))
+    if (count > 0 && locked->batch.count == 0)
+        return STEP_NOTHING;
+    bool is_held;
+    if (hold_batch(locked, &is_held, error) != STATUS_OK)
+        return STEP_FAILED;
+    if (!is_held)
+        return put_off(locked, error);
+    if (!bus_postgres_handling_begin(postgres))
         return STEP_NOTHING;
     int64_t first = locked->batch.count ? locked->batch.messages[0].offset : locked->next_offset;
     if (first != locked->position) { /* retention deleted messages that this group had not handled */
@@ -453,7 +507,9 @@ enum bus_postgres_step bus_postgres_shared_step(struct reader_worker *worker, in
         step = run_batch(&locked, anywhere ? &lock_anywhere_sql : &lock_partition_sql,
                          anywhere ? bus_postgres_reader_turn(reader) : (unsigned)place, error);
     db_result_free(locked.rows);
+    db_result_free(locked.payload);
     db_release(locked.conn);
+    bus_hold_release(&locked.hold);
     bus_postgres_slot_leave(reader, &locked.slot);
     arena_deinit(&locked.arena);
     return step;

@@ -50,7 +50,7 @@ static void channel_deliver(struct redis *redis, struct str name, struct str pay
             continue;
         if (payload.ptr && reader->consumer.spec.hints && reader->is_ready &&
             hints->count < sizeof hints->messages / sizeof hints->messages[0] &&
-            hints->bytes <= reader->consumer.spec.batch_bytes_max) {
+            hints->bytes <= bus_batch_bytes_max(&reader->consumer)) {
             hints->bytes += payload.len;
             hints->messages[hints->count++] =
                 (struct bus_message){.topic = reader->consumer.topic->name,

@@ -301,6 +301,7 @@ struct redis_reader {
     int64_t lag;          /* entries that were not read yet, when the stream was last polled */
     struct redis_entries entries; /* acknowledged by the next read */
     size_t entry_at;              /* the first that is not settled */
+    size_t charged;               /* for them */
     bool has_gap;                 /* entries were missed; on_gap is called before the next entries */
     int64_t gap_from;
     struct metric_series *stream_lag;

@@ -151,6 +151,7 @@ static void reader_read(struct redis_reader *reader, int64_t now_ns)
         redis_request_add(request, "EXEC");
     }
     reader->entries.count = reader->entry_at = 0;
+    bus_queue_charge(&reader->charged, 0);
     reader_move(reader, READER_READING);
     redis_cluster_send(&reader->redis->cluster, request);
 }
@@ -183,7 +184,7 @@ static enum status take_read_reply(struct redis_reader *reader, struct error *er
     const struct redis_reply *read = reader->is_polling ? redis_reply_at(reply, 0) : reply;
     struct redis_stream_info info = {.added = -1};
     struct redis_entries *entries = &reader->entries;
-    size_t bytes = 1;
+    size_t bytes = 0, bytes_max = bus_batch_bytes_max(&reader->consumer);
 
     if (read->kind == REDIS_ERROR)
         return redis_reply_error(read, STATUS_DB_ERROR, error);
@@ -201,9 +202,10 @@ static enum status take_read_reply(struct redis_reader *reader, struct error *er
     /* The next read asks for so many entries that they have about as many bytes as a batch may have. */
     for (size_t i = 0; i < entries->count; i++)
         bytes += entries->messages[i].payload.len;
-    if (bytes >= spec->batch_bytes_max && reader->count_max > 1)
+    bus_queue_charge(&reader->charged, bytes);
+    if (bytes >= bytes_max && reader->count_max > 1)
         reader->count_max /= 2;
-    else if (bytes < spec->batch_bytes_max / 4 && entries->count == reader->count_max)
+    else if (bytes < bytes_max / 4 && entries->count == reader->count_max)
         reader->count_max *= 2;
     if (reader->count_max > spec->batch_max)
         reader->count_max = spec->batch_max;
@@ -224,6 +226,7 @@ static void on_answered(struct redis_request *request, const struct error *error
     if (error) { /* joins again: at once if only the group is gone, else after a pause */
         reader_move(reader, READER_JOINING);
         reader->entries.count = reader->entry_at = 0;
+        bus_queue_charge(&reader->charged, 0);
         reader->poll_at_ns = 0; /* the stream may have been trimmed meanwhile */
         if (error->status == STATUS_IO && reader->count_max > 1)
             reader->count_max /= 2; /* the reply may have been too large */
@@ -417,6 +420,7 @@ void redis_reader_destroy(struct redis_reader *reader)
     redis_request_deinit(&reader->request);
     redis_request_deinit(&reader->leave);
     redis_request_deinit(&reader->pods_request);
+    bus_queue_charge(&reader->charged, 0);
     bus_consumer_deinit(&reader->consumer);
     free(reader->group);
     free(reader);

@@ -447,6 +447,52 @@ static void test_a_batch_is_bounded_by_its_bytes(void **state)
     recorder_deinit(&recorder);
 }
 
+enum { MIXED = 20, MIXED_BYTES_MAX = 1000, LARGE_BYTES = 100000 };
+
+/* Each third is larger than a batch: it comes alone, whole, and in its place. */
+static void check_mixed(struct recorder *recorder, struct bus_batch *batch)
+{
+    for (size_t i = 0; i < batch->count; i++) {
+        struct str payload = batch->messages[i].payload;
+        bool is_large = payload.len > MIXED_BYTES_MAX;
+        if ((is_large && (batch->count > 1 || payload.len != LARGE_BYTES)) || payload.len == 0 ||
+            (unsigned char)payload.ptr[payload.len - 1] != recorder->count + i)
+            recorder_step(recorder, 1);
+    }
+    recorder_add(recorder, batch, batch->count);
+}
+
+static void test_a_message_larger_than_a_batch_is_handled_alone(void **state)
+{
+    (void)state;
+    struct process process;
+    struct recorder recorder;
+    static char bytes[MIXED][LARGE_BYTES];
+    struct bus_message messages[MIXED];
+    recorder_init(&recorder);
+    recorder.behave = check_mixed;
+    for (size_t i = 0; i < MIXED; i++) {
+        size_t len = i % 3 == 1 ? LARGE_BYTES : MIXED_BYTES_MAX / 4;
+        bytes[i][len - 1] = (char)i;
+        messages[i] =
+            (struct bus_message){.topic = STR("bytes"), .key = STR("k"), .payload = str_of(bytes[i], len)};
+    }
+    process_open(&process);
+    subscribe(&process, &recorder,
+              (struct bus_subscription){
+                  .topic = "bytes", .mode = either_mode(), .batch_bytes_max = MIXED_BYTES_MAX});
+    process_start(&process);
+    await_ready(&recorder);
+    enum status status = bus_publish(process.bus, messages, MIXED, clock_deadline_ms(PATIENCE_MS), NULL);
+    bool came = recorder_await_committed(&recorder, MIXED);
+    process_close(&process);
+    assert_int_equal(status, STATUS_OK);
+    assert_true(came);
+    assert_int_equal(recorder.step, 0);
+    assert_int_equal(recorder.count, MIXED);
+    recorder_deinit(&recorder);
+}
+
 int conformance_run_order(void)
 {
     const struct CMUnitTest tests[] = {
@@ -459,6 +505,7 @@ int conformance_run_order(void)
         cmocka_unit_test(test_a_mebibyte_is_carried_or_refused_and_more_than_the_limit_refused),
         cmocka_unit_test(test_headers_and_keys_arrive_as_they_were),
         cmocka_unit_test(test_a_batch_is_bounded_by_its_bytes),
+        cmocka_unit_test(test_a_message_larger_than_a_batch_is_handled_alone),
     };
     return cmocka_run_group_tests_name("order", tests, NULL, NULL);
 }

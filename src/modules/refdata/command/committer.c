@@ -11,13 +11,20 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "base/budget.h"
 #include "base/clock.h"
 #include "base/memory.h"
 #include "loop/task.h"
 #include "modules/refdata/command/command.h"
 
-enum { GROUP_MAX = 500 };
-#define GROUP_BYTES_MAX (8u << 20) /* exceeded by at most one post */
+enum {
+    GROUP_MAX = 500,
+    /* Beside its body, which is charged to its request, a post is in a command, in an array of SQL, and in libpq's buffer. */
+    COPIES = 3,
+    GROUP_PART = 16, /* of the account of queues */
+};
+#define GROUP_BYTES_MIN (256u << 10)
+#define GROUP_BYTES_MAX (8u << 20)
 enum { SLOW_SHARES_MAX = 64, SLOW_PAUSE_MIN_MS = 2000, SLOW_PAUSE_MAX_MS = 64000 };
 
 struct metric_family refdata_commit_size_family = {
@@ -121,16 +128,23 @@ static struct refdata_post *post_of(struct turns_item *item)
     return CONTAINER_OF(item, struct refdata_post, turn);
 }
 
+/* Exceeded by at most one post. */
+static size_t group_bytes_max(void)
+{
+    size_t bytes = budget_share(BUDGET_QUEUES) / GROUP_PART;
+    return bytes < GROUP_BYTES_MIN ? GROUP_BYTES_MIN : bytes > GROUP_BYTES_MAX ? GROUP_BYTES_MAX : bytes;
+}
+
 /* Posts that do not fit stay in the queue, in their order. All of a group are of one kind, which is set. */
 static size_t take_group(struct refdata_committer *committer, struct refdata_post *group[GROUP_MAX],
                          uint64_t *kind)
 {
-    size_t count = 0, bytes = 0;
+    size_t count = 0, bytes = 0, bytes_max = group_bytes_max();
     int64_t now_ns = committer->slow_count ? clock_mono_ns() : 0;
     struct turns_items left = TAILQ_HEAD_INITIALIZER(left);
     struct turns_item *item;
     pthread_mutex_lock(&committer->lock);
-    while (count < GROUP_MAX && bytes < GROUP_BYTES_MAX && (item = turns_next(&committer->turns)) != NULL) {
+    while (count < GROUP_MAX && bytes < bytes_max && (item = turns_next(&committer->turns)) != NULL) {
         struct refdata_post *post = post_of(item);
         uint64_t own_kind = group_kind_of(committer, post, now_ns);
         size_t i = 0;
@@ -162,8 +176,9 @@ static int64_t committer_step(struct task *task, void *context)
     (void)task;
     for (size_t taken; (taken = take_group(committer, group, &kind)) > 0;) {
         int64_t begun_ns = clock_mono_ns();
-        size_t count = 0;
+        size_t count = 0, charged = 0;
         for (size_t i = 0; i < taken; i++) {
+            charged += COPIES * group[i]->bytes;
             if (group[i]->deadline_ns > begun_ns) {
                 shares[count] = group[i]->share;
                 posts[count++] = group[i];
@@ -174,9 +189,13 @@ static int64_t committer_step(struct task *task, void *context)
                       "the update waited too long behind other updates; send it again");
         }
         if (count > 0) {
+            if (charged > budget_share(BUDGET_QUEUES)) /* other accounts are not refused because of it */
+                charged = budget_share(BUDGET_QUEUES);
+            budget_add(BUDGET_QUEUES, charged);
             committer->pace.is_queued = kind == GROUP_QUEUED_ONLY;
             committer->pace.was_slow = false;
             refdata_commit_posts(committer->database, &committer->pace, posts, count);
+            budget_release(BUDGET_QUEUES, charged);
             record_result(committer, kind, shares, count);
             metric_observe(metric_series_get(&refdata_commit_size_family, NULL), (double)count);
             metric_observe(metric_series_get(&refdata_commit_seconds_family, NULL),
