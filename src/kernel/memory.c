@@ -15,8 +15,9 @@
 
 enum {
     TRIM_DELAY_MS = 1000,
-    DEFAULT_PART = 4, /* a quarter */
-    ARENAS_MAX = 4,   /* of the allocator: memory that one has freed is not used by another */
+    DEFAULT_PART = 4,               /* a quarter */
+    ARENAS_MAX = 4,                 /* of the allocator: memory that one has freed is not used by another */
+    MAPPED_BYTES_MIN = 1024 * 1024, /* larger blocks are returned to the system when they are freed */
 };
 #define MIB ((uint64_t)1024 * 1024)
 #define OWN_BYTES_LATER \
@@ -107,6 +108,10 @@ static void on_freed(void *context)
 void kernel_memory_prepare(void)
 {
     (void)mallopt(M_ARENA_MAX, ARENAS_MAX);
+    /* By default the allocator raises its limit to the largest block that was freed, up to 32 MiB. Such blocks then lie between small
+     * ones. */
+    (void)mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES_MIN);
+    (void)mallopt(M_TRIM_THRESHOLD, 2 * MAPPED_BYTES_MIN);
 }
 
 struct kernel_memory *kernel_memory_create(struct kernel *kernel)

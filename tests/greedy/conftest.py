@@ -20,3 +20,11 @@ from lib.fixtures import *  # noqa: E402,F401,F403 pylint: disable=wrong-import-
 def whole():
     """Are the tests to be run whole?"""
     return os.environ.get("FRESHET_GREEDY_WHOLE") == "1"
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """Memory is measured of the program as it is released."""
+    released = Path(os.environ["FRESHET_TEST_BUILD"]) / "release" / "src" / "app" / "freshet"
+    assert released.exists(), f"{released} is missing: ./dev test greedy builds it"
+    monkeypatch.setenv("FRESHET_BIN", str(released))

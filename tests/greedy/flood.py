@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 
+from lib.wait import PATIENCE, eventually
 from lib.wire import request_bytes
 
 ADDRESS = "127.0.1.1"  # thousands of their ports are not taken from servers that listen on 127.0.0.1
@@ -146,3 +147,17 @@ class Resident(threading.Thread):
     def stop(self):
         self.stopping.set()
         self.join()
+
+
+def sample(server):
+    """The metrics, or None when there is no room for the request."""
+    try:
+        return server.metrics()
+    except (OSError, ValueError, EOFError):
+        return None
+
+
+def dictionaries(server):
+    """What they take, each twice: while one is loaded, the version before it is there too."""
+    samples = eventually(lambda: sample(server), timeout=4 * PATIENCE)
+    return 2 * sum(value for name, value in samples.items() if name.startswith("dict_memory_bytes"))

@@ -6,10 +6,8 @@ import contextlib
 import itertools
 import os
 import time
-from pathlib import Path
 
-import pytest
-from flood import Crowd, Loop, Resident, bearer_header, half_a_body, half_a_head, raise_descriptors, update
+from flood import Crowd, Loop, Resident, bearer_header, dictionaries, half_a_body, half_a_head, raise_descriptors, sample, update
 from lib.chat import Session, fresh
 from lib.chat import path as chat_path
 from lib.refdata import item_path, path, pod, refdata_db, set_version, write_builtin  # noqa: F401
@@ -26,34 +24,13 @@ BIG = {"code": "BIG", "loadSql": "select 'k' || i as k, to_jsonb(repeat(md5(i::t
                                  " big where :tenantId <> ''"}
 SETTINGS = pod("SMALL", "WRITTEN", "LARGE", *WATCHED, BIG, limits={"memory": LIMIT},
                http={"limits": {"headerTimeout": "1h", "bodyTimeout": "1h", "writeTimeout": "1h", "unsent": "1MiB", "body": "2MiB"}})
-ACCOUNTS = {"requests", "bodies", "unsent", "writes", "streams", "versions", "hydration", "tokens"}
+ACCOUNTS = {"requests", "bodies", "unsent", "writes", "streams", "versions", "queues", "hydration", "tokens"}
 ACCOUNTS_FULL = 4  # at least, at some time: which of them fill up depends on who comes first, and on the kernel's buffers
-
-
-@pytest.fixture
-def program(monkeypatch):
-    released = Path(os.environ["FRESHET_TEST_BUILD"]) / "release" / "src" / "app" / "freshet"
-    assert released.exists(), f"{released} is missing: ./dev test greedy builds it"
-    monkeypatch.setenv("FRESHET_BIN", str(released))
-
-
-def sample(server):
-    """The metrics, or None when there is no room for the request."""
-    try:
-        return server.metrics()
-    except (OSError, ValueError, EOFError):
-        return None
 
 
 def refused_accounts(server):
     samples = sample(server) or {}
     return {name for name in ACCOUNTS if samples.get(f'freshet_memory_refused_total{{account="{name}"}}')}
-
-
-def dictionaries(server):
-    """What they take, each twice: while one is loaded, the version before it is there too."""
-    samples = eventually(lambda: sample(server), timeout=4 * PATIENCE)
-    return 2 * sum(value for name, value in samples.items() if name.startswith("dict_memory_bytes"))
 
 
 class Floods:
