@@ -463,5 +463,5 @@ void db_release(struct db_conn *conn)
         db_shelf_put(pool->shelf, conn);
     pthread_mutex_unlock(&pool->lock);
     if (!is_kept)
-        discard(pool, conn);
+        pool_discard(pool, conn);
 }
