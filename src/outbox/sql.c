@@ -82,10 +82,10 @@
     "    UPDATE @table e SET " SET_CLAIMED " WHERE e.ctid = ANY (ARRAY(SELECT tid FROM run))" \
     "    RETURNING e.@sequence AS sequence, " CLAIMED ")," \
     " last AS (" \
-    "    SELECT (CASE WHEN s.count = $1 OR s.free >= $2 OR s.free_max > (SELECT number FROM until)" \
+    "    SELECT (CASE WHEN (SELECT count(*) FROM walked) = $1 OR (SELECT count(*) FROM walked WHERE free) >= $2" \
+    "                   OR (SELECT max(number) FROM walked WHERE free) > (SELECT number FROM until)" \
     "            THEN 1 + @other_tenants ELSE 0 END)::text AS walked, @cursor" \
-    "    FROM walked w, (SELECT count(*) AS count, count(*) FILTER (WHERE free) AS free," \
-    "                           max(number) FILTER (WHERE free) AS free_max FROM walked) s" \
+    "    FROM walked w" \
     "    WHERE coalesce(w.number <= (SELECT number FROM until), true) ORDER BY w.number DESC LIMIT 1)" \
     " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY @claimed, c.sequence"
 /* clang-format on */
