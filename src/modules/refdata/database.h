@@ -128,13 +128,14 @@ void refdata_decisions_put_committed(struct buf *out, const struct refdata_outco
 void refdata_decisions_notify_changed_items(struct refdata_decisions *decisions);
 bool refdata_adapter_is_up(const struct refdata_adapter *adapter); /* any loop: does its Kafka answer? */
 /* What refdata's outboxes have in common. */
-#define REFDATA_OUTBOX_COLUMNS                                                             \
-    .module = "refdata", .id = {"id", "bigint"}, .sequence = "id", .payload = "e.payload", \
-    .turn = "tenant_id", .tenant = "e.tenant_id", .aggregate = {{"tenant_id", "text"}, {"dict_code", "text"}},  \
-    .published = "published", .failed_at = "failed_at", .published_at = "published_at",    \
-    .created_at = "created_at", .attempts = "attempt_count", .claims = "claim_count",      \
-    .outages = "outage_count", .claim_id = "claim_id", .locked_by = "locked_by",           \
-    .locked_until = "locked_until", .next_attempt_at = "next_attempt_at", .last_error = "last_error"
+#define REFDATA_OUTBOX_COLUMNS                                                                               \
+    .module = "refdata", .id = {"id", "bigint"}, .sequence = "id", .payload = "e.payload",                   \
+    .turn = "tenant_id", .tenant = "e.tenant_id",                                                            \
+    .aggregate = {{"tenant_id", "text"}, {"dict_code", "text"}}, .published = "published",                   \
+    .failed_at = "failed_at", .published_at = "published_at", .created_at = "created_at",                    \
+    .attempts = "attempt_count", .claims = "claim_count", .outages = "outage_count", .claim_id = "claim_id", \
+    .locked_by = "locked_by", .locked_until = "locked_until", .next_attempt_at = "next_attempt_at",          \
+    .last_error = "last_error"
 struct books;
 struct trial;
 enum status refdata_books(struct books *books, struct db_conn *conn,
