@@ -105,7 +105,8 @@ void db_statement_seal(struct db_statement *statement); /* sets the id, once tex
 struct db_queued {
     bool drops, prepares;
     bool is_refused; /* its parameters could not be sent: stands for it, and fails */
-    uint64_t name;   /* of what it prepares */
+    bool is_commit;
+    uint64_t name; /* of what it prepares */
 };
 
 struct db_use { /* what a slot of a pool is used for */

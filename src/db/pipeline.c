@@ -120,6 +120,7 @@ void db_pipeline_add(struct db_conn *conn, const struct db_statement *statement,
         conn->pipeline_bytes += conn->bound.bytes;
         db_conn_note_bytes(conn, conn->pipeline_bytes);
         sent = send_bound(conn, statement);
+        conn->queue[conn->queued - 1].is_commit = statement == &db_commit_sql;
     } else {
         /* In place of a statement whose parameters cannot be sent: fails at the server, so that what was added before is
          * not committed by itself, and what follows is skipped. */
@@ -173,6 +174,14 @@ static enum status fetch_one(struct db_conn *conn, int64_t deadline_ns, PGresult
     return status;
 }
 
+/* COMMIT of a transaction that has failed succeeds by rolling back, and says so in its tag. */
+static enum status check_commit(PGresult *result, struct error *error)
+{
+    if (strcmp(PQcmdStatus(result), "COMMIT") == 0)
+        return STATUS_OK;
+    return error_set(error, STATUS_DB_ERROR, "nothing was committed: the transaction had failed");
+}
+
 /* A queued statement's results: those of what went before it are only checked. */
 static enum status fetch_queued(struct db_conn *conn, const struct db_queued *queued, int64_t deadline_ns,
                                 PGresult **result, struct error *error)
@@ -183,6 +192,8 @@ static enum status fetch_queued(struct db_conn *conn, const struct db_queued *qu
     for (int i = 0; i <= before; i++) {
         *result = NULL;
         enum status status = fetch_one(conn, deadline_ns, result, first == STATUS_OK ? error : NULL);
+        if (status == STATUS_OK && i == before && queued->is_commit)
+            status = check_commit(*result, first == STATUS_OK ? error : NULL);
         first = first == STATUS_OK ? status : first;
         if (status == STATUS_OK && i == before)
             break;

@@ -113,6 +113,22 @@ static void test_begin_and_commit_may_be_inside(void **state)
     assert_string_equal(test_sql(conn, "SELECT count(*) FROM t"), "2");
 }
 
+static void test_a_commit_of_a_failed_transaction_is_a_failure(void **state)
+{
+    (void)state;
+    struct error error;
+    assert_ok(db_begin(conn, DB_READ_COMMITTED, soon(), NULL));
+    db_pipeline_begin(conn);
+    add("INSERT INTO t VALUES (1)");
+    add("SELECT 1 / 0");
+    assert_int_equal(db_pipeline_end(conn, soon(), NULL, 0, NULL, NULL), STATUS_DB_ERROR);
+    db_pipeline_begin(conn);
+    db_pipeline_add(conn, &db_commit_sql, DB_NO_PARAMS);
+    assert_int_equal(db_pipeline_end(conn, soon(), NULL, 0, NULL, &error), STATUS_DB_ERROR);
+    assert_non_null(strstr(error.message, "nothing was committed"));
+    assert_string_equal(test_sql(conn, "SELECT count(*) FROM t"), "0");
+}
+
 static void test_the_first_failure_skips_the_rest(void **state)
 {
     (void)state;
@@ -392,6 +408,7 @@ int run_pipeline_tests(void)
         TEST(test_a_parameter_that_cannot_be_sent_fails_in_its_place),
         TEST(test_what_went_wrong_before_the_end_is_reported_by_it),
         TEST(test_begin_and_commit_may_be_inside),
+        TEST(test_a_commit_of_a_failed_transaction_is_a_failure),
         TEST(test_the_first_failure_skips_the_rest),
         TEST(test_a_failure_costs_no_prepared_statement),
         TEST(test_what_was_skipped_is_forgotten),
