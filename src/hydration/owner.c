@@ -5,8 +5,8 @@
  * can name one; else the change has no data, and consumers drop their copies. A question without a caller sees nothing private.
  *
  * Each owner has a bounded queue of questions and few places for looks, so that an owner that hangs holds up no other. Tenants take turns;
- * one tenant alone leaves a place. Its part of the queue is what one loop looks up of a type at once, so that a burst of lookups waits and
- * is not dropped. A question for which there is no room, or that waited longer than its lookup, is dropped and counted: the oldest first. */
+ * one tenant alone leaves a place, and its part of the queue is what one loop looks up of a type at once, so that a burst of lookups
+ * waits. A question without room, or that waited longer than its lookup, is dropped and counted: the oldest first. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -255,7 +255,6 @@ static void answer_some(struct hydration_owner_slot *slot, const struct task *se
     struct error error = {0};
     size_t count = 0;
     bool goes_on;
-
     do {
         question = take_question(slot, self);
         /* An answer to another process is sent before the next look, which may take long; a shard of this process already has its

@@ -19,6 +19,50 @@ enum status bus_postgres_cursors_create(struct db_conn *conn, const struct bus_t
                    deadline_ns, NULL, error);
 }
 
+/* ---- moving a cursor ---- */
+
+/* $4 the new position (NULL: after the next message), $5 attempts of the message there, $6 ms until it is delivered again (NULL: now) and
+ * $7 why. */
+#define ADVANCE                                                                            \
+    "UPDATE platform.bus_cursor SET position = coalesce($4, position + 1), attempts = $5," \
+    "       retry_at = clock_timestamp() + $6 * interval '1 ms', last_error = $7"          \
+    " WHERE group_name = $1 AND topic = $2 AND partition = $3"
+static const struct db_statement advance_sql = DB_STATEMENT(ADVANCE);
+static const struct db_statement advance_relaxed_sql =
+    DB_STATEMENT("WITH advanced AS (" ADVANCE ") SELECT set_config('synchronous_commit', 'off', true)");
+/* $4 the position, $5 messages before this are delivered one by one. */
+static const struct db_statement fail_sql =
+    DB_STATEMENT("UPDATE platform.bus_cursor SET careful_until = $5, attempts = $6,"
+                 "       retry_at = clock_timestamp() + $7 * interval '1 ms', last_error = $8"
+                 " WHERE group_name = $1 AND topic = $2 AND partition = $3 AND position = $4");
+
+void bus_postgres_cursor_advance(struct db_conn *conn, const struct bus_consumer *consumer,
+                                 unsigned partition, const struct cursor_advance *advance)
+{
+    db_pipeline_add(
+        conn, consumer->spec.relaxed ? &advance_relaxed_sql : &advance_sql,
+        DB_PARAMS(db_cstr(consumer->spec.group), db_text(consumer->topic->name), db_int(partition),
+                  advance->position == CURSOR_AFTER_NEXT ? db_null(DB_BIGINT) : db_i64(advance->position),
+                  db_int(advance->attempts),
+                  advance->wait_ms == CURSOR_AT_ONCE ? db_null(DB_BIGINT) : db_i64(advance->wait_ms),
+                  db_text(advance->reason)));
+}
+
+/* By another connection than the batch's, which a statement that takes too long closes. */
+enum status bus_postgres_cursor_fail(struct reader *reader, unsigned partition, int64_t position,
+                                     int64_t careful_until, const struct cursor_advance *advance,
+                                     int64_t deadline_ns, struct error *error)
+{
+    const struct bus_consumer *consumer = &reader->consumer;
+
+    return db_pool_exec(reader->postgres->pool, &fail_sql,
+                        DB_PARAMS(db_cstr(consumer->spec.group), db_text(consumer->topic->name),
+                                  db_int(partition), db_i64(position), db_i64(careful_until),
+                                  db_int(advance->attempts), db_i64(advance->wait_ms),
+                                  db_text(advance->reason)),
+                        deadline_ns, NULL, error);
+}
+
 /* ---- the next messages of a group ---- */
 
 #define HEADS_DEADLINE_MS 10000

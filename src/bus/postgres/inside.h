@@ -145,6 +145,23 @@ struct str bus_postgres_notice(const struct postgres *postgres, const struct bus
 enum status bus_postgres_cursors_create(struct db_conn *conn, const struct bus_topic_state *topic,
                                         const char *group, bool from_start, int64_t deadline_ns,
                                         struct error *error) MUST_CHECK;
+/* Where a group continues in a partition. */
+#define CURSOR_AFTER_NEXT (-1) /* position: after the next message, whose offset is not known yet */
+#define CURSOR_AT_ONCE (-1)    /* wait_ms */
+struct cursor_advance {
+    int64_t position;
+    unsigned attempts; /* of the message there */
+    int64_t wait_ms;   /* until it is delivered again */
+    struct str reason; /* of the last failure; no ptr: none */
+};
+/* Adds the statement that moves the cursor to the open pipeline. */
+void bus_postgres_cursor_advance(struct db_conn *conn, const struct bus_consumer *consumer,
+                                 unsigned partition, const struct cursor_advance *advance);
+/* After a rollback, unless another process has moved the cursor from `position`: messages before `careful_until` are delivered one by
+ * one. The advance's position does not count. */
+enum status bus_postgres_cursor_fail(struct reader *reader, unsigned partition, int64_t position,
+                                     int64_t careful_until, const struct cursor_advance *advance,
+                                     int64_t deadline_ns, struct error *error) MUST_CHECK;
 /* While slots are scarce: the partitions whose next message may have one now. None when that was looked for a moment ago without
  * success; then the worker is due soon. */
 enum status bus_postgres_heads_choose(struct reader_worker *worker, struct db_conn *conn,

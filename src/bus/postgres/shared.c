@@ -1,5 +1,4 @@
-/* One batch of a shared group: lock a cursor that has messages, call the handler, move the cursor, commit. Two round trips beside
- * those of the handler.
+/* One batch of a shared group: lock a cursor that has messages, call the handler, move the cursor, commit: two round trips more.
  *
  * A message that came attached to its notice is given to the handler before the cursor is locked: the statement that locks is in the
  * handler's first round trip, or in that of the commit, and fails unless exactly this message is next. Then everything is rolled
@@ -98,22 +97,6 @@ static const struct db_statement lock_attached_sql = DB_STATEMENT(
 
 enum column { PARTITION, POSITION, ATTEMPTS, LAST_ERROR, NEXT_OFFSET, OTHERS, MESSAGE };
 
-/* $4 the new position (NULL: after the next message), $5 attempts of the message there, $6 ms until it is delivered again (NULL: now) and $7 why. */
-#define ADVANCE                                                                            \
-    "UPDATE platform.bus_cursor SET position = coalesce($4, position + 1), attempts = $5," \
-    "       retry_at = clock_timestamp() + $6 * interval '1 ms', last_error = $7"          \
-    " WHERE group_name = $1 AND topic = $2 AND partition = $3"
-static const struct db_statement advance_sql = DB_STATEMENT(ADVANCE);
-static const struct db_statement advance_relaxed_sql =
-    DB_STATEMENT("WITH advanced AS (" ADVANCE ") SELECT set_config('synchronous_commit', 'off', true)");
-
-/* After a rollback, unless another process has moved the cursor: $4 its position, $5 messages before this are delivered one by
- * one. */
-static const struct db_statement failed_sql =
-    DB_STATEMENT("UPDATE platform.bus_cursor SET careful_until = $5, attempts = $6,"
-                 "       retry_at = clock_timestamp() + $7 * interval '1 ms', last_error = $8"
-                 " WHERE group_name = $1 AND topic = $2 AND partition = $3 AND position = $4");
-
 /* ---- lock and read ---- */
 
 /* BEGIN and the statement that locks, in a pipeline that is still open. */
@@ -189,12 +172,14 @@ static enum status commit_batch(struct locked_batch *locked, struct error *error
     if (status != STATUS_OK)
         return status;
     db_pipeline_begin(locked->conn);
-    db_pipeline_add(
-        locked->conn, consumer->spec.relaxed ? &advance_relaxed_sql : &advance_sql,
-        DB_PARAMS(db_cstr(consumer->spec.group), db_text(consumer->topic->name), db_int(locked->partition),
-                  locked->position < 0 ? db_null(DB_BIGINT) : db_i64(new_position(locked)), db_int(attempts),
-                  outcome->retry ? db_i64(wait_ms) : db_null(DB_BIGINT),
-                  outcome->retry ? db_cstr(batch->verdicts[outcome->settled].reason) : db_null(DB_TEXT)));
+    bus_postgres_cursor_advance(
+        locked->conn, consumer, locked->partition,
+        &(struct cursor_advance){
+            .position = locked->position < 0 ? CURSOR_AFTER_NEXT : new_position(locked),
+            .attempts = attempts,
+            .wait_ms = outcome->retry ? wait_ms : CURSOR_AT_ONCE,
+            .reason = outcome->retry ? str_from(batch->verdicts[outcome->settled].reason) : STR_NONE,
+        });
     db_pipeline_add(locked->conn, &db_commit_sql, DB_NO_PARAMS);
     if (batch->notice_channel.ptr)
         db_pipeline_add_notice(locked->conn, batch->notice_channel, batch->notice_payload);
@@ -209,20 +194,17 @@ static enum status commit_batch(struct locked_batch *locked, struct error *error
     return STATUS_OK;
 }
 
-/* After a rollback. A batch of several is delivered again at once, one by one; a single message after a backoff. By another
- * connection: a statement that takes too long closes the batch's. */
+/* After a rollback. A batch of several is delivered again at once, one by one; a single message after a backoff. */
 static enum status record_failure(struct locked_batch *locked, const char *reason, struct error *error)
 {
     const struct bus_consumer *consumer = &locked->reader->consumer;
     size_t count = locked->batch.count;
     unsigned attempts = locked->batch.attempt + (count == 1);
     int64_t wait_ms = count == 1 ? bus_backoff_ms(consumer, attempts) : 0;
-    enum status status = db_pool_exec(locked->reader->postgres->pool, &failed_sql,
-                                      DB_PARAMS(db_cstr(consumer->spec.group), db_text(consumer->topic->name),
-                                                db_int(locked->partition), db_i64(locked->position),
-                                                db_i64(locked->batch.messages[count - 1].offset + 1),
-                                                db_int(attempts), db_i64(wait_ms), db_cstr(reason)),
-                                      clock_deadline_ms(COMMIT_MS), NULL, error);
+    enum status status = bus_postgres_cursor_fail(
+        locked->reader, locked->partition, locked->position, locked->batch.messages[count - 1].offset + 1,
+        &(struct cursor_advance){.attempts = attempts, .wait_ms = wait_ms, .reason = str_from(reason)},
+        clock_deadline_ms(COMMIT_MS), error);
 
     if (status == STATUS_OK)
         bus_postgres_worker_due(locked->worker, wait_ms + 1);
@@ -309,13 +291,15 @@ static enum bus_postgres_step put_off(struct locked_batch *locked, struct error 
 {
     const struct bus_consumer *consumer = &locked->reader->consumer;
     bool has_error = !db_result_is_null(locked->rows, 0, LAST_ERROR);
+    const struct cursor_advance advance = {
+        .position = locked->position,
+        .attempts = locked->batch.attempt,
+        .wait_ms = BUS_HOLD_WAIT_MS,
+        .reason = has_error ? db_result_str(locked->rows, 0, LAST_ERROR) : STR_NONE,
+    };
 
     db_pipeline_begin(locked->conn);
-    db_pipeline_add(
-        locked->conn, &advance_sql,
-        DB_PARAMS(db_cstr(consumer->spec.group), db_text(consumer->topic->name), db_int(locked->partition),
-                  db_i64(locked->position), db_int(locked->batch.attempt), db_i64(BUS_HOLD_WAIT_MS),
-                  has_error ? db_text(db_result_str(locked->rows, 0, LAST_ERROR)) : db_null(DB_TEXT)));
+    bus_postgres_cursor_advance(locked->conn, consumer, locked->partition, &advance);
     db_pipeline_add(locked->conn, &db_commit_sql, DB_NO_PARAMS);
     if (db_pipeline_end(locked->conn, clock_deadline_ms(COMMIT_MS), NULL, 0, NULL, error) != STATUS_OK)
         return STEP_FAILED;
@@ -328,7 +312,6 @@ static enum status hold_batch(struct locked_batch *locked, bool *is_held, struct
 {
     const struct bus_batch *batch = &locked->batch;
     size_t bytes = 0;
-
     *is_held = true;
     for (size_t i = 0; i < batch->count; i++)
         bytes += batch->messages[i].payload.len;
