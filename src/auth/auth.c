@@ -116,7 +116,7 @@ enum status auth_create(const struct auth_settings *settings, struct loop_group 
         auth_unref(auth);
         return status;
     }
-    /* A file without keys is valid (the seed's own); then no request is let in. */
+    /* A file without keys is valid (the specification's own); then no request is let in. */
     if (!auth_rules_let_in(auth->rules))
         log_warn("auth_lets_nobody_in",
                  LOG_CSTR("remedy", "set auth.jwksFile, auth.jwksUrl, auth.hs256SecretFromEnv or auth.mtls"));

@@ -27,7 +27,7 @@ struct auth_identity {
     bool is_anybody;          /* auth is switched off: has every scope */
 };
 
-/* ---- configuration: the rows of `auth:`, and the seed's refdata.security.tenant ---- */
+/* ---- configuration: the rows of `auth:`, and the specification's refdata.security.tenant ---- */
 struct auth_client {     /* one mTLS client: auth.mtls.clients[] */
     struct str identity; /* SPIFFE URI or subject as the sidecar writes it */
     struct str tenant, scopes;

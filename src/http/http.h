@@ -51,7 +51,7 @@ enum http_consumes { HTTP_JSON, HTTP_ANY }; /* HTTP_JSON: a body of another Cont
 enum http_idempotency { HTTP_KEY_NONE, HTTP_KEY_REJECT, HTTP_KEY_SERIALIZE };
 enum http_errors {
     HTTP_ERRORS_CODE,   /* {"code","message", …} */
-    HTTP_ERRORS_DETAIL, /* {"detail","error_code", …} as seed 002 */
+    HTTP_ERRORS_DETAIL, /* {"detail","error_code", …} as specification 002 */
 };
 
 /* Whether answers are compressed. Not by default: where an answer holds a secret and text that another client chooses, its compressed

@@ -63,7 +63,7 @@ void hydration_shard_destroy(struct hydration_shard *shard)
 
 /* ---- outcomes ---- */
 
-/* One line for each question (seed 001 §12); without a question at level debug. */
+/* One line for each question (specification 001 §12); without a question at level debug. */
 static void log_outcome(const struct hydration_need *need, const struct hydration_policy *policy,
                         const char *correlation_id, const struct hydration_outcome *outcome)
 {

@@ -51,9 +51,9 @@ struct module {
     void (*complete)(struct config *config, void *section);
     /* Checks that need no server: templates, references between settings. Errors carry file, line, column, field. */
     enum status (*check)(const struct config *config, const void *section, struct error *error);
-    /* The authentication settings of the module's section (the seed keeps the tenant claim under refdata). */
+    /* The authentication settings of the module's section (the specification keeps the tenant claim under refdata). */
     void (*adjust_auth)(const void *section, struct auth_settings *auth);
-    /* The name that the section gives to this process; empty = made of the host's name (the seed keeps it under refdata). */
+    /* The name that the section gives to this process; empty = made of the host's name (the specification keeps it under refdata). */
     struct str (*pod_id)(const void *section);
     /* The databases the section names, for migrations: calls fn for each. */
     void (*each_database)(struct config *config, const void *section,

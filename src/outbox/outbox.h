@@ -119,13 +119,13 @@ static inline const char *outbox_role(const struct outbox_table *table)
     return table->role ? table->role : table->module;
 }
 
-/* The last eight as seed 004 names them; `attempts` and `published_at` are in each table's own words. */
+/* The last eight as specification 004 names them; `attempts` and `published_at` are in each table's own words. */
 #define OUTBOX_LEASE_COLUMNS                                                                               \
     .created_at = "created_at", .claims = "claim_count", .claim_id = "claim_id", .locked_by = "locked_by", \
     .locked_at = "locked_at", .locked_until = "lease_until", .next_attempt_at = "next_retry_at",           \
     .last_error = "last_error"
 
-/* ---- settings: `<module>.outbox`, with seed 004's names ---- */
+/* ---- settings: `<module>.outbox`, with specification 004's names ---- */
 struct outbox_settings {
     int64_t poll_ms, batch, lease_ms, attempts_max;
     int64_t backoff_base_ms, backoff_max_ms, backoff_min_ms;

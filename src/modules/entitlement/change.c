@@ -33,7 +33,7 @@ struct order {
     enum hydration_result item; /* UPDATED: the item exists, or the check is off */
 };
 
-/* The seed's four, all required. Others are ignored. */
+/* The specification's four, all required. Others are ignored. */
 static const struct json_text body_rows[] = {
     [USER_ID] = {"user_id", 1, 255, .is_plain = true},
     [SKU] = {"stock_keeping_unit", 1, 255, .is_plain = true},

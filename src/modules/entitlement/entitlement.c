@@ -16,7 +16,7 @@ enum {
     STATEMENT_MS = 10000,
 };
 
-/* ---- settings: seed 004's keys, and some more ---- */
+/* ---- settings: specification 004's keys, and some more ---- */
 
 #define ROW(member) .offset = offsetof(struct entitlement_settings, member)
 #define PLACE(member) .place_offset = 1 + offsetof(struct entitlement_settings, member)

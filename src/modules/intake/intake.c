@@ -1,4 +1,4 @@
-/* Intake: items that are created by POST, once each (I8, seed 002), with an event for each.
+/* Intake: items that are created by POST, once each (I8, specification 002), with an event for each.
  *
  * An item and its `item_created` commit together, by one function in PostgreSQL (sql/intake), which makes the bytes of the answer too;
  * the stored answer to its Idempotency-Key commits with them (src/idempotency). An outbox engine in every process of the role

@@ -1,4 +1,4 @@
-/* Intake: items that are created by POST, once each (I8, seed 002), with an event for each. */
+/* Intake: items that are created by POST, once each (I8, specification 002), with an event for each. */
 #ifndef FRESHET_INTAKE_H
 #define FRESHET_INTAKE_H
 

@@ -9,7 +9,7 @@
 #include "kernel/store.h"
 #include "modules/notification/dlq.h"
 
-/* ---- settings: the seed's names ---- */
+/* ---- settings: the specification's names ---- */
 
 #define ROW(member) .offset = offsetof(struct notification_settings, member)
 #define PLACE(member) .place_offset = 1 + offsetof(struct notification_settings, member)

@@ -83,7 +83,7 @@ enum status refdata_buses_open_kafka(const struct refdata *refdata, const struct
     return status;
 }
 
-/* One stream, with the seed's own name: every pod reads all of it anyway. */
+/* One stream, with the specification's name: every pod reads all of it anyway. */
 static enum status open_redis(struct refdata_database *database, struct bus **bus, struct error *error)
 {
     const struct refdata *refdata = database->refdata;

@@ -1,4 +1,4 @@
-/* Where a dictionary's items come from and go to (the seed's DictionaryProvider): the built-in table, or where its SQL templates read and write.
+/* Where a dictionary's items come from and go to (the specification's DictionaryProvider): the built-in table, or where its SQL templates read and write.
  * All functions are called on a worker, inside the transaction the caller opened. */
 #ifndef FRESHET_REFDATA_PROVIDER_H
 #define FRESHET_REFDATA_PROVIDER_H

@@ -1,4 +1,4 @@
-/* The rows of `refdata:`. Keys and nesting are the seed's; what the seed does not name stands under `cache`. */
+/* The rows of `refdata:`. Keys and nesting are the specification's; what it does not name stands under `cache`. */
 #include "modules/refdata/settings.h"
 
 #include "modules/refdata/buses.h"

@@ -1,4 +1,4 @@
-/* refdata's settings: the seed's YAML as written (R15), and ours beside it. */
+/* refdata's settings: the specification's YAML as written (R15), and ours beside it. */
 #ifndef FRESHET_REFDATA_SETTINGS_H
 #define FRESHET_REFDATA_SETTINGS_H
 

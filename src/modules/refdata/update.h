@@ -1,4 +1,4 @@
-/* An update: the command of seed §8.1 (R8), read strictly, kept as the slices that came, and written again for the bus.
+/* An update: the command of the specification §8.1 (R8), read strictly, kept as the slices that came, and written again for the bus.
  *
  * What a POST brings and what a message on the bus carries are the same contract with different demands: see
  * enum refdata_origin. Nothing here knows dictionaries, SQL or HTTP. */

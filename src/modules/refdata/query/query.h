@@ -170,7 +170,7 @@ struct refdata_checks *refdata_checks_create(struct refdata *refdata, struct ref
 void refdata_checks_wake(struct refdata_checks *checks);    /* home loop: what is due, after a sweep */
 void refdata_checks_destroy(struct refdata_checks *checks); /* main thread: waits for the one under way */
 
-/* ---- invalidations.c: one invalidation, the JSON of seed §8.2: this pair is committed in this version ---- */
+/* ---- invalidations.c: one invalidation, the JSON of the specification §8.2: this pair is committed in this version ---- */
 struct refdata_invalidation {
     struct str tenant, code;
     int64_t version;
