@@ -20,8 +20,9 @@ enum {
 
 enum way { WAY_UNKNOWN, WAY_NOT, WAY_NO_WAIT, WAY_WAIT };
 
-/* What a batch asks for one tenant. */
+/* What a batch asks for the tenants with one pause. */
 struct tally {
+    size_t slot; /* of the pause */
     enum way way;
     size_t asked, answered;
 };
@@ -71,8 +72,7 @@ static void begin_pause(struct notification_pause *pause, bool has_answer, int64
 }
 
 /* Whether and how each tenant's titles are looked up. */
-static void choose_ways(struct notification_titles *titles, struct tally *tallies,
-                        const struct lookup *lookups, size_t count)
+static void choose_ways(struct notification_titles *titles, const struct lookup *lookups, size_t count)
 {
     int64_t now_ns = clock_mono_ns();
     pthread_mutex_lock(&titles->lock);
@@ -81,7 +81,7 @@ static void choose_ways(struct notification_titles *titles, struct tally *tallie
         note_asked(&titles->all, now_ns);
     for (size_t i = 0; i < count; i++) {
         struct tally *tally = lookups[i].tally;
-        struct notification_pause *pause = &titles->tenants[tally - tallies];
+        struct notification_pause *pause = &titles->tenants[tally->slot];
         if (tally->way != WAY_UNKNOWN)
             continue;
         tally->way = way_of(pause, now_ns);
@@ -93,14 +93,14 @@ static void choose_ways(struct notification_titles *titles, struct tally *tallie
     pthread_mutex_unlock(&titles->lock);
 }
 
-static void settle(struct notification_titles *titles, struct tally *tallies)
+static void settle(struct notification_titles *titles, const struct tally *tallies, size_t count)
 {
     int64_t window_ms = titles->waits.in_flight_window_ms;
     bool has_answer = false, has_waited = false;
     pthread_mutex_lock(&titles->lock);
-    for (size_t i = 0; i < NOTIFICATION_TITLE_TENANTS; i++) {
+    for (size_t i = 0; i < count; i++) {
         const struct tally *tally = &tallies[i];
-        struct notification_pause *pause = &titles->tenants[i];
+        struct notification_pause *pause = &titles->tenants[tally->slot];
         if (!tally->asked)
             continue;
         bool waited = tally->way == WAY_WAIT, is_silent = waited && !tally->answered;
@@ -110,9 +110,9 @@ static void settle(struct notification_titles *titles, struct tally *tallies)
             pause->silences = 0;
         if (waited && tally->answered < tally->asked)
             begin_pause(pause, tally->answered, window_ms);
-        if (is_silent && titles->last_silent != i + 1) {
+        if (is_silent && titles->last_silent != tally->slot + 1) {
             titles->silent_tenants++;
-            titles->last_silent = i + 1;
+            titles->last_silent = tally->slot + 1;
         }
     }
     if (has_answer)
@@ -124,8 +124,19 @@ static void settle(struct notification_titles *titles, struct tally *tallies)
 
 /* ---- lookups ---- */
 
+/* A batch has few tenants. */
+static struct tally *tally_of(struct tally *tallies, size_t *tally_count, struct str tenant)
+{
+    size_t slot = hash_seeded(tenant) % NOTIFICATION_TITLE_TENANTS, at = 0;
+    while (at < *tally_count && tallies[at].slot != slot)
+        at++;
+    if (at == *tally_count)
+        tallies[(*tally_count)++] = (struct tally){.slot = slot};
+    return &tallies[at];
+}
+
 static size_t list_lookups(struct notification_event *events, size_t count, struct str *field,
-                           struct tally *tallies, struct lookup *lookups)
+                           struct tally *tallies, size_t *tally_count, struct lookup *lookups)
 {
     size_t asked = 0;
     for (size_t i = 0; i < count; i++) {
@@ -140,8 +151,7 @@ static size_t list_lookups(struct notification_event *events, size_t count, stru
         if (!trace_parse(events[i].traceparent, &need.trace))
             need.trace = (struct trace){0};
         struct lookup *lookup = &lookups[asked];
-        *lookup = (struct lookup){&events[i], need,
-                                  &tallies[hash_seeded(events[i].tenant) % NOTIFICATION_TITLE_TENANTS]};
+        *lookup = (struct lookup){&events[i], need, tally_of(tallies, tally_count, events[i].tenant)};
         if (hydration_need_check(&lookup->need, field, 1, &error) ==
             STATUS_OK) /* else the sku is no item's id */
             asked++;
@@ -187,11 +197,12 @@ void notification_titles_take(struct notification *notification, struct notifica
     struct str field = STR("title"); /* of all needs */
     if (!notification->settings->hydration.enabled || !hydration || !count)
         return;
-    struct tally *tallies = arena_zalloc(arena, NOTIFICATION_TITLE_TENANTS * sizeof *tallies);
+    struct tally *tallies = arena_alloc(arena, count * sizeof *tallies);
     struct lookup *lookups = arena_alloc(arena, count * sizeof *lookups);
-    size_t asked = list_lookups(events, count, &field, tallies, lookups);
-    choose_ways(titles, tallies, lookups, asked);
+    size_t tally_count = 0;
+    size_t asked = list_lookups(events, count, &field, tallies, &tally_count, lookups);
+    choose_ways(titles, lookups, asked);
     ask_for_titles(hydration, &titles->no_wait, WAY_NO_WAIT, lookups, asked, arena);
     ask_for_titles(hydration, &titles->waits, WAY_WAIT, lookups, asked, arena);
-    settle(titles, tallies);
+    settle(titles, tallies, tally_count);
 }
