@@ -18,11 +18,14 @@
  * `walk` strides over the partial index of live rows: a few in their order, from the first of an aggregate on, then a hop
  * to after the last aggregate seen, whatever the length of its tail. `free` rows may be claimed: they are due, as all before them in
  * their aggregate, and not suspect (two claims lost) unless they are the first. Of an aggregate without free rows the first row stands
- * for it. It ends when the batch is full. `rest` continues tails that a stride may have cut off, if the batch has room: a single long tail fills it, several share it.
+ * for it. `head` is the number of an aggregate's first row in the walk, so that one sort by numbers puts the batch in order.
+ * `claimable` ends the walk when the batch is full, since PostgreSQL reads no more rows of a recursive query than are asked for.
+ * `rest` continues tails that a stride may have cut off, if the batch has room: a single long tail fills it, several share it.
  * `locked` separates engines, and drops rows that changed between snapshot and lock; `run` drops all later rows of their aggregate. So
  * no two engines hold rows of one aggregate. `ready` is materialized, since PostgreSQL runs what is below a lock again for each row that
  * changed. A suspect is claimed alone, and before all others, which could otherwise go before it for ever. Payloads of more than
- * CLAIM_BYTES are left to the next claim, but for the first event.
+ * CLAIM_BYTES are left to the next claim, but for the first event. `stop` is the first row that has to wait for either reason; it
+ * is looked for only where there is one.
  *
  * `until` is the last row of the walk that the batch had room for, or NULL: the next claim begins after its aggregate. `last` is the walk's
  * end: 0 where it saw every aggregate and the batch had room; otherwise 1, plus 2 if an earlier tenant has live rows and 4 if a later
@@ -32,61 +35,67 @@
  * live, and a plan made by them would look for each key through all that is. IS TRUE keeps the planner from the index of live rows, and
  * ORDER BY keeps it on that. */
 #define CLAIM_BYTES "8388608"
-#define STRIDE(after)                                                                                        \
-    "SELECT q.tid, q.sequence, @names, first_value(q.tid) OVER own AS head, row_number() OVER own AS place," \
-    "       bool_and(q.due) OVER own"                                                                        \
-    "           AND (row_number() OVER own = 1 OR count(*) FILTER (WHERE q.suspect) OVER own = 0) AS free"   \
-    " FROM (SELECT e.ctid AS tid, e.@sequence AS sequence, @aggregate_as, @due AS due, @suspect AS suspect"  \
-    "       FROM @table e WHERE @live" after " ORDER BY @aggregate, e.@sequence LIMIT $6) q"                 \
+#define STRIDE(after)                                                                                       \
+    "SELECT q.tid, q.sequence, @names, row_number() OVER own AS place,"                                     \
+    "       bool_and(q.due) OVER own"                                                                       \
+    "           AND (row_number() OVER own = 1 OR count(*) FILTER (WHERE q.suspect) OVER own = 0) AS free"  \
+    " FROM (SELECT e.ctid AS tid, e.@sequence AS sequence, @aggregate_as, @due AS due, @suspect AS suspect" \
+    "       FROM @table e WHERE @live" after " ORDER BY @aggregate, e.@sequence LIMIT $6) q"                \
     " WINDOW own AS (PARTITION BY @names ORDER BY q.sequence ROWS UNBOUNDED PRECEDING)"
 
 /* clang-format off */
 #define CLAIM(first, every) \
     "WITH RECURSIVE walk AS (" \
-    "    (SELECT 1 AS step, 0::bigint AS before, s.* FROM (" STRIDE(first every) ") s WHERE s.free OR s.place = 1)" \
+    "    (SELECT 1 AS step, s.* FROM (" STRIDE(first every) ") s WHERE s.free OR s.place = 1)" \
     "  UNION ALL" \
-    "    (SELECT w.step + 1, w.total, s.*" \
-    "     FROM (SELECT w.*, w.before + count(*) FILTER (WHERE w.free) OVER () AS total" \
-    "           FROM walk w ORDER BY @backwards LIMIT 1) w" \
-    "     CROSS JOIN LATERAL (" STRIDE(" AND (@aggregate) > (@walked)" every) ") s WHERE w.total < $2 AND (s.free OR s.place = 1)))," \
+    "    (SELECT w.step + 1, s.*" \
+    "     FROM (SELECT * FROM walk w ORDER BY @backwards LIMIT 1) w" \
+    "     CROSS JOIN LATERAL (" STRIDE(" AND (@aggregate) > (@walked)" every) ") s WHERE s.free OR s.place = 1))," \
     " walked AS MATERIALIZED (SELECT w.*, row_number() OVER () AS number FROM walk w LIMIT $1)," \
+    " claimable AS MATERIALIZED (SELECT number, number - place + 1 AS head, place, tid FROM walked WHERE free LIMIT $2)," \
+    " seen AS MATERIALIZED (" \
+    "    SELECT count(*) AS free, max(number) AS last_free," \
+    "           CASE WHEN count(*) < $2 THEN (SELECT count(*) FROM walked) ELSE max(number) END AS last FROM claimable)," \
     " ends AS (SELECT DISTINCT ON (w.step) w.* FROM walked w ORDER BY w.step, @backwards, w.sequence DESC)," \
     " cut AS MATERIALIZED (SELECT * FROM ends WHERE free)," \
     " rest AS (" \
-    "    SELECT w.head, w.place + r.place AS place, r.tid, r.free FROM cut w CROSS JOIN LATERAL (" \
+    "    SELECT w.number - w.place + 1 AS head, w.place + r.place AS place, r.tid, r.free FROM cut w CROSS JOIN LATERAL (" \
     "        SELECT q.tid, row_number() OVER own AS place, bool_and(q.due AND NOT q.suspect) OVER own AS free" \
     "        FROM (SELECT e.ctid AS tid, e.@sequence AS sequence, @due AS due, @suspect AS suspect" \
     "              FROM @table e WHERE @live AND (@aggregate) = (@walked) AND e.@sequence > w.sequence" \
     "              ORDER BY e.@sequence" \
-    "              LIMIT greatest(0, ($2 - (SELECT count(*) FROM walked WHERE free)) / nullif((SELECT count(*) FROM cut), 0)))" \
+    "              LIMIT greatest(0, ($2 - (SELECT free FROM seen)) / nullif((SELECT count(*) FROM cut), 0)))" \
     "            q WINDOW own AS (ORDER BY q.sequence ROWS UNBOUNDED PRECEDING)) r)," \
     " ready AS MATERIALIZED (" \
-    "    SELECT number, head, place, tid FROM walked WHERE free" \
-    "    UNION ALL SELECT NULL, head, place, tid FROM rest WHERE free)," \
+    "    SELECT * FROM claimable UNION ALL SELECT NULL, head, place, tid FROM rest WHERE free)," \
     " locked AS MATERIALIZED (" \
     "    SELECT w.*, @suspect AS suspect, @size AS bytes FROM ready w JOIN @table e ON e.ctid = w.tid" \
     "    WHERE (e.ctid = w.tid AND @live AND @due) IS TRUE LIMIT $2 FOR UPDATE OF e SKIP LOCKED)," \
+    " batch AS MATERIALIZED (" \
+    "    SELECT count(*) = $2 OR sum(bytes) >= " CLAIM_BYTES " AS is_full, bool_or(suspect) OR sum(bytes) >= " CLAIM_BYTES " AS is_cut," \
+    "           min(head) FILTER (WHERE suspect AND place = 1) AS alone" \
+    "    FROM locked)," \
+    " stop AS (" \
+    "    SELECT w.head, w.place FROM (SELECT q.*, sum(q.bytes) OVER line - q.bytes AS before FROM locked q" \
+    "                                 WINDOW line AS (ORDER BY q.head, q.place ROWS UNBOUNDED PRECEDING)) w" \
+    "    WHERE w.suspect OR w.before >= " CLAIM_BYTES " ORDER BY w.head, w.place LIMIT 1)," \
     " run AS MATERIALIZED (" \
-    "    SELECT w.tid, w.number, w.suspect FROM (" \
-    "        SELECT q.*, row_number() OVER line AS line, count(*) FILTER (WHERE q.suspect) OVER line AS suspects," \
-    "               sum(q.bytes) OVER line - q.bytes AS before," \
-    "               row_number() OVER (PARTITION BY q.head ORDER BY q.place) AS held" \
-    "        FROM locked q WINDOW line AS (ORDER BY q.suspect AND q.place = 1 DESC, q.number, q.head, q.place" \
-    "                                      ROWS UNBOUNDED PRECEDING)) w" \
-    "    WHERE w.held = w.place AND (w.line = 1 OR w.suspects = 0) AND w.before < " CLAIM_BYTES ")," \
+    "    SELECT w.tid, w.number FROM (" \
+    "        SELECT q.*, row_number() OVER (PARTITION BY q.head ORDER BY q.place) AS held FROM locked q) w" \
+    "    WHERE w.held = w.place" \
+    "      AND CASE WHEN NOT (SELECT is_cut FROM batch) THEN true" \
+    "               WHEN (SELECT alone FROM batch) IS NULL THEN coalesce((w.head, w.place) < (SELECT head, place FROM stop), true)" \
+    "               ELSE w.head = (SELECT alone FROM batch) AND w.place = 1 END)," \
     " until AS MATERIALIZED (" \
-    "    SELECT CASE WHEN l.count = $2 OR l.bytes >= " CLAIM_BYTES " THEN r.number END AS number" \
-    "    FROM (SELECT count(*) AS count, sum(bytes) AS bytes FROM locked) l," \
-    "         (SELECT max(number) FILTER (WHERE NOT suspect) AS number FROM run) r)," \
+    "    SELECT CASE WHEN is_full AND alone IS NULL THEN (SELECT max(number) FROM run) END AS number FROM batch)," \
     " claimed AS (" \
     "    UPDATE @table e SET " SET_CLAIMED " WHERE e.ctid = ANY (ARRAY(SELECT tid FROM run))" \
     "    RETURNING e.@sequence AS sequence, " CLAIMED ")," \
     " last AS (" \
-    "    SELECT (CASE WHEN (SELECT count(*) FROM walked) = $1 OR (SELECT count(*) FROM walked WHERE free) >= $2" \
-    "                   OR (SELECT max(number) FROM walked WHERE free) > (SELECT number FROM until)" \
+    "    SELECT (CASE WHEN (SELECT last = $1 OR free = $2 OR last_free > (SELECT number FROM until) FROM seen)" \
     "            THEN 1 + @other_tenants ELSE 0 END)::text AS walked, @cursor" \
     "    FROM walked w" \
-    "    WHERE coalesce(w.number <= (SELECT number FROM until), true) ORDER BY w.number DESC LIMIT 1)" \
+    "    WHERE w.number = coalesce((SELECT number FROM until), (SELECT last FROM seen)) LIMIT 1)" \
     " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY @claimed, c.sequence"
 /* clang-format on */
 static const char *const claim_templates[] = {
