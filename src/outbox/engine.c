@@ -141,6 +141,9 @@ static int64_t outbox_step(struct task *task, void *context)
     struct error error = {0};
     if (!atomic_load(&outbox->is_woken) && atomic_load(&outbox->is_empty) && db_poll_is_up(outbox->poll))
         return TASK_IDLE;
+    /* What is due now may be before the place where the round is: then another round follows. */
+    if (atomic_exchange(&outbox->is_new, false) || now_ns >= outbox->due_ns)
+        outbox->walk.is_partial = true;
     if (now_ns >= outbox->due_ns)
         outbox->due_ns = CLOCK_NEVER;
     error.status = outbox_exchange(outbox, !task_is_stopping(task), clock_deadline_ms(EXCHANGE_MS), &error);
@@ -406,6 +409,7 @@ void outbox_start(struct outbox *outbox)
 void outbox_wake(struct outbox *outbox)
 {
     atomic_store(&outbox->is_woken, true);
+    atomic_store(&outbox->is_new, true);
     task_wake(outbox->step);
     if (outbox->config.later)
         outbox->config.later->wake(outbox->config.context);

@@ -58,6 +58,7 @@ struct outbox_walk {
     struct outbox_mark *tails;
     size_t tail_count;
     bool is_tails_turn;
+    unsigned suspects; /* claims in a row that took one */
     bool is_quiet;   /* nothing was claimed since the round began */
     bool is_lapped;  /* the round has reached the end of the table */
     bool is_partial; /* it began with tails, so it has not seen what is before them */
@@ -122,6 +123,7 @@ struct outbox {
     struct db_poll *poll;
     atomic_bool is_empty; /* as the last poll found it */
     atomic_bool is_woken; /* a commit, a notice or the poll has woken the step */
+    atomic_bool is_new;   /* the same since the last claim was made */
     struct task *step, *lease, *upkeep;
     /* One connection each. Step and lease share one, so that a batch is settled by the connection that claimed it, unless
      * that was lost. Upkeep, which may take long, has another. */

@@ -19,7 +19,8 @@
 #include "base/memory.h"
 #include "outbox/outbox_inside.h"
 
-enum { TAILS_MAX = 256 }; /* further tenants have their first rows claimed in each round */
+enum { SUSPECTS_MAX = 50 }; /* in a row; then the round goes on */
+enum { TAILS_MAX = 256 };   /* further tenants have their first rows claimed in each round */
 
 /* ---- marks ---- */
 
@@ -151,18 +152,21 @@ static void end_lap(struct outbox_walk *walk)
         begin_round(walk);
 }
 
-/* A round that has seen the whole table and claimed nothing adds no tails, so that it ends. */
-static void add_tail(struct outbox *outbox, const struct outbox_mark *at)
+/* A round that has seen the whole table and claimed nothing adds no tails, so that it ends. False: there is no room for the tail. */
+static bool add_tail(struct outbox *outbox, const struct outbox_mark *at)
 {
     struct outbox_walk *walk = &outbox->walk;
     const struct outbox_table *table = outbox->config.table;
-    if (walk->tail_count == TAILS_MAX || (walk->is_quiet && walk->is_lapped))
-        return;
+    if (walk->is_quiet && walk->is_lapped)
+        return true;
     for (size_t i = 0; i < walk->tail_count; i++)
         if (is_same_tenant(table, &walk->tails[i], at))
-            return;
+            return true;
+    if (walk->tail_count == TAILS_MAX)
+        return false;
     walk->tails = memory_realloc_array(walk->tails, walk->tail_count + 1, sizeof *walk->tails);
     walk->tails[walk->tail_count++] = copy_parts(at->parts, outbox_walk_columns(table));
+    return true;
 }
 
 /* Ends the first tail, or makes it the last one. */
@@ -188,8 +192,10 @@ static void move_round(struct outbox *outbox, enum outbox_place place, const str
     if (at->text && !table->turn)
         go_on_after(walk, OUTBOX_AFTER_AGGREGATE, copy_parts(at->parts, outbox_walk_columns(table)));
     else if (at->text) {
-        go_on_after(walk, OUTBOX_AFTER_TENANT, end_of_tenant(table, at));
-        add_tail(outbox, at);
+        if (add_tail(outbox, at) || !walk->is_quiet)
+            go_on_after(walk, OUTBOX_AFTER_TENANT, end_of_tenant(table, at));
+        else /* the last round, perhaps: nothing else would see the rest of this tenant */
+            go_on_after(walk, OUTBOX_AFTER_AGGREGATE, copy_parts(at->parts, outbox_walk_columns(table)));
     } else if (place == OUTBOX_BEFORE_TENANT)
         go_on_after(walk, OUTBOX_AFTER_TENANT, end_of_tenant(table, &walk->tails[walk->tail_count - 1]));
     else
@@ -229,6 +235,12 @@ static bool move_in_order(struct outbox *outbox, const struct db_result *rows, s
     if (place == OUTBOX_FROM_START)
         begin_round(walk);
     walk->is_quiet &= count == 0;
+    /* A suspect was claimed alone: what the batch would have had otherwise is claimed next. */
+    const struct outbox_event *first = outbox->claim.events;
+    bool is_suspect = count == 1 && first->claims - first->attempts > 2;
+    walk->suspects = is_suspect ? walk->suspects + 1 : 0;
+    if (is_suspect && walk->suspects % SUSPECTS_MAX != 0)
+        return true;
     if (end & IS_CUT)
         at = mark_of(outbox->config.table, rows);
     if (is_tail)

@@ -10,6 +10,7 @@
 #include "bus/postgres/inside.h"
 
 #define QUERY_MS 10000
+#define LOAD_RETRY_MS 1000 /* after a large message could not be loaded */
 #define ARENA_BYTES 16384
 
 /* The time of the message before an offset, which distinguishes it from another one with that offset; 0: it is missing. */
@@ -203,8 +204,13 @@ static void deliver_large(struct reader *reader, unsigned partition, struct bus_
         deliver_partition(reader, partition, message, 1);
     } else {
         bus_hold_release(&at->delivery.hold);
-        at->retry_ns = clock_deadline_ms(BUS_HOLD_WAIT_MS);
-        bus_postgres_worker_due(&reader->workers[0], BUS_HOLD_WAIT_MS + 1);
+        int64_t wait_ms = status == STATUS_OK ? BUS_HOLD_WAIT_MS : LOAD_RETRY_MS;
+        if (status != STATUS_OK && status != STATUS_CANCELLED)
+            log_warn("bus_message_not_loaded", LOG_STR("topic", message->topic),
+                     LOG_INT("partition", partition), LOG_INT("offset", message->offset),
+                     LOG_ERROR_FIELDS(&error));
+        at->retry_ns = clock_deadline_ms(wait_ms);
+        bus_postgres_worker_due(&reader->workers[0], wait_ms + 1);
     }
     db_result_free(payload);
 }

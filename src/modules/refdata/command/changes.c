@@ -36,24 +36,25 @@ enum {
 };
 
 /* A claim that was not finished expires after that interval. The table has only rows that wait. Rows of dictionaries that this
- * process cannot read are left to other processes, and to the time when it can. $3: the tenants of other lanes; $4: the tenant of the last claim,
- * after which the next one comes. Sorted: of a pair, rows that mean all of its items come first, then each key. */
-#define DUE                                                            \
-    "(c.claimed_until is null or c.claimed_until < clock_timestamp())" \
-    " and c.dict_code = any($2) and c.tenant_id <> all($3)"
+ * process cannot read are left to other processes, and to the time when it can. $3: the tenants of other lanes; $4: the tenant of the last
+ * claim, after which the next one comes. Only the oldest rows are looked at, in the order of the primary key, so that a claim does not
+ * grow with what waits. Sorted: of a pair, rows that mean all of its items come first, then each key. */
+#define WINDOW "200"
 static const struct db_statement claim_sql =
-    DB_STATEMENT("with turn as materialized ("
-                 "    select c.tenant_id from refdata.item_change c where " DUE
-                 "    order by c.tenant_id <= $4, c.tenant_id, c.id limit 1 for update skip locked),"
+    DB_STATEMENT("with due as materialized ("
+                 "    select c.id, c.tenant_id from refdata.item_change c"
+                 "    where (c.claimed_until is null or c.claimed_until < clock_timestamp())"
+                 "      and c.dict_code = any($2) and c.tenant_id <> all($3)"
+                 "    order by c.id limit " WINDOW " for update skip locked),"
+                 " turn as materialized ("
+                 "    select d.tenant_id from due d order by d.tenant_id <= $4, d.tenant_id limit 1),"
                  " claimed as ("
                  "    update refdata.item_change c set claimed_until = clock_timestamp() + interval '15 s'"
-                 "    from (select c.id from refdata.item_change c"
-                 "          where " DUE " and c.tenant_id = (select tenant_id from turn)"
-                 "          order by c.id limit $1 for update skip locked) due"
-                 "    where c.id = due.id returning c.*)"
+                 "    where c.id = any(array(select d.id from due d, turn t where d.tenant_id = t.tenant_id"
+                 "                           order by d.id limit $1))"
+                 "    returning c.*)"
                  " select c.id, c.tenant_id, c.dict_code, k.key, c.keys is null,"
-                 "        exists (select from refdata.item_change c"
-                 "                where " DUE " and c.tenant_id <> (select tenant_id from turn))"
+                 "        exists (select from due d, turn t where d.tenant_id <> t.tenant_id)"
                  " from claimed c left join lateral unnest(c.keys) as k (key) on true"
                  " order by c.dict_code, c.keys is null desc, k.key");
 enum { ID, TENANT, CODE, KEY, IS_ALL, OTHERS };

@@ -112,7 +112,7 @@ static size_t list_partitions(const struct group *group, unsigned *partitions, s
 static enum status apply_directly(struct group *group, struct db_conn *conn, struct refdata_command *commands,
                                   uint64_t *mark, struct arena *arena)
 {
-    int64_t soon_ns = clock_deadline_ms(DIRECT_MS);
+    int64_t soon_ns = clock_deadline_ms(DIRECT_MS), slow_ns = clock_deadline_ms(DIRECT_MS / 2);
     unsigned partitions[BUS_PARTITIONS_MAX], flags = REFDATA_APPLY_OPEN | REFDATA_APPLY_INSERTS;
     size_t partition_count = list_partitions(group, partitions, arena);
     struct db_result *results[2] = {NULL}; /* of BEGIN and of the request for the cursor locks */
@@ -144,6 +144,7 @@ static enum status apply_directly(struct group *group, struct db_conn *conn, str
         status = refdata_apply_run(group->database, conn, commands, group->count, flags,
                                    soon_ns < group->deadline_ns ? soon_ns : group->deadline_ns, arena,
                                    &group->error);
+    group->pace->was_slow |= status != STATUS_OK && clock_mono_ns() >= slow_ns;
     db_pipeline_forget(conn); /* the results have come, or they are not needed any more */
     if (status == STATUS_OK && !group->in_one_trip &&
         !(results[1] && bus_direct_is_granted(results[1], partition_count))) {
@@ -163,12 +164,9 @@ static enum status commit_direct(struct group *group, struct db_conn *conn, stru
 {
     struct refdata_command *commands = arena_zalloc(arena, group->count * sizeof *commands);
     uint64_t mark = 0;
-    int64_t slow_ns = clock_deadline_ms(DIRECT_MS / 2);
     enum status status = apply_directly(group, conn, commands, &mark, arena);
-    if (status != STATUS_OK) {
-        group->pace->was_slow |= clock_mono_ns() >= slow_ns;
+    if (status != STATUS_OK)
         return status == STATUS_CANCELLED ? status : STATUS_DB_RETRY;
-    }
 
     FAILPOINT("command.before_direct_commit");
     status = bus_direct_commit(group->database->buses.commands, conn, STR(REFDATA_COMMANDS), mark,
