@@ -17,7 +17,7 @@ enum {
     HANDLERS_PART = 2,
     QUEUES_PART = 4,
     BATCH_BYTES_MIN = 64 * 1024,
-    CLIENT_BYTES_MIN = 1024 * 1024,
+    CLIENT_BYTES_MIN = 4 * 1024 * 1024,
     STEP_BYTES = 64 * 1024,
     TURN_MS = 1000, /* for the next one to ask again */
 };

@@ -83,19 +83,33 @@ static size_t bytes_max(const struct kafka_partition *partition)
     return bus_queue_bytes_max(&partition->reader->consumer, partition->reader->partition_count);
 }
 
+/* A partition that is paused loses what librdkafka has read ahead of it and waits for a fetch under way, so it is paused only when all of
+ * the reader have too much together. */
+static bool has_reader(const struct kafka_reader *reader, size_t bytes)
+{
+    size_t sum = 0;
+
+    for (unsigned i = 0; i < reader->partition_count && sum < bytes; i++)
+        sum += reader->partitions[i] ? reader->partitions[i]->bytes : 0;
+    return sum >= bytes;
+}
+
 bool bus_kafka_partition_is_full(const struct kafka_partition *partition)
 {
     const struct bus_subscription *spec = &partition->reader->consumer.spec;
 
     return partition->count >= BATCHES_AHEAD * (size_t)spec->batch_max ||
-           partition->bytes >= bytes_max(partition);
+           (partition->bytes >= bytes_max(partition) &&
+            has_reader(partition->reader, bus_queue_bytes_max(&partition->reader->consumer, 1)));
 }
 
 bool bus_kafka_partition_is_low(const struct kafka_partition *partition)
 {
     const struct bus_subscription *spec = &partition->reader->consumer.spec;
 
-    return partition->count <= spec->batch_max && partition->bytes < bytes_max(partition) / 2;
+    return partition->count <= spec->batch_max &&
+           (partition->bytes < bytes_max(partition) / 2 ||
+            !has_reader(partition->reader, bus_queue_bytes_max(&partition->reader->consumer, 1) / 2));
 }
 
 void bus_kafka_partition_gap(struct kafka_partition *partition, int64_t next)

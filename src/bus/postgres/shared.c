@@ -378,7 +378,8 @@ static enum bus_postgres_step run_chosen(struct locked_batch *locked, struct err
 
     if (bus_postgres_heads_choose(locked->worker, locked->conn, partitions, &count, error) != STATUS_OK)
         return STEP_FAILED;
-    for (unsigned i = 0; i < count && step == STEP_NOTHING; i++) {
+    for (unsigned i = 0;
+         i < count && step == STEP_NOTHING && !bus_postgres_is_stopping(locked->reader->postgres); i++) {
         db_rollback(locked->conn); /* of the one before: another process has it */
         db_result_free(locked->rows);
         locked->rows = NULL;

@@ -9,6 +9,8 @@
 #include "base/memory.h"
 #include "modules/refdata/provider.h"
 
+enum { ITEM_EXTRA_BYTES = 64 * 1024 }; /* of the largest item, beside its payload: it can always be read */
+
 void refdata_primary_read(const struct refdata_dictionary *dictionary, struct str tenant, struct str keys,
                           size_t payload_bytes_max, int64_t deadline_ns,
                           struct refdata_primary_answer *answer)
@@ -22,7 +24,8 @@ void refdata_primary_read(const struct refdata_dictionary *dictionary, struct st
         status =
             refdata_loader_version(conn, tenant, dictionary->code, deadline_ns, &answer->committed, error);
     if (status == STATUS_OK && keys.len) {
-        struct cache_builder *builder = cache_builder_create(NULL, budget_share(BUDGET_VERSIONS));
+        size_t share = budget_share(BUDGET_VERSIONS), one = payload_bytes_max + ITEM_EXTRA_BYTES;
+        struct cache_builder *builder = cache_builder_create(NULL, share > one ? share : one);
         cache_builder_limit_payloads(builder, payload_bytes_max);
         status = refdata_provider_load(dictionary, tenant, keys, conn, deadline_ns, builder, error);
         if (status == STATUS_OK) {
