@@ -59,9 +59,9 @@ struct outbox_walk {
     size_t tail_count;
     bool is_tails_turn;
     unsigned suspects; /* claims in a row that took one */
-    bool is_quiet;   /* nothing was claimed since the round began */
-    bool is_lapped;  /* the round has reached the end of the table */
-    bool is_partial; /* it began with tails, so it has not seen what is before them */
+    bool is_quiet;     /* nothing was claimed since the round began */
+    bool is_lapped;    /* the round has reached the end of the table */
+    bool is_partial;   /* it began with tails, so it has not seen what is before them */
 };
 int64_t outbox_walk_rows_max(const struct outbox *outbox); /* rows that the next claim looks at, at most */
 void outbox_walk_deinit(struct outbox_walk *walk);
