@@ -173,7 +173,7 @@ test_pytest_again() { # STAGE FLAVOUR FOLDER
 
 # Every worker has a PostgreSQL of its own; a file stays with one, since its tests share servers.
 test_system_debug() {
-    test_pytest system debug system -n 3 --dist loadfile
+    test_pytest system debug system -n 4 --dist loadfile
 }
 
 test_system_tsan() {
