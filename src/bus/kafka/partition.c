@@ -85,7 +85,7 @@ static size_t bytes_max(const struct kafka_partition *partition)
 
 /* A partition that is paused loses what librdkafka has read ahead of it and waits for a fetch under way, so it is paused only when all of
  * the reader have too much together. */
-static bool has_reader(const struct kafka_reader *reader, size_t bytes)
+static bool reader_holds(const struct kafka_reader *reader, size_t bytes)
 {
     size_t sum = 0;
 
@@ -100,7 +100,7 @@ bool bus_kafka_partition_is_full(const struct kafka_partition *partition)
 
     return partition->count >= BATCHES_AHEAD * (size_t)spec->batch_max ||
            (partition->bytes >= bytes_max(partition) &&
-            has_reader(partition->reader, bus_queue_bytes_max(&partition->reader->consumer, 1)));
+            reader_holds(partition->reader, bus_queue_bytes_max(&partition->reader->consumer, 1)));
 }
 
 bool bus_kafka_partition_is_low(const struct kafka_partition *partition)
@@ -109,7 +109,7 @@ bool bus_kafka_partition_is_low(const struct kafka_partition *partition)
 
     return partition->count <= spec->batch_max &&
            (partition->bytes < bytes_max(partition) / 2 ||
-            !has_reader(partition->reader, bus_queue_bytes_max(&partition->reader->consumer, 1) / 2));
+            !reader_holds(partition->reader, bus_queue_bytes_max(&partition->reader->consumer, 1) / 2));
 }
 
 void bus_kafka_partition_gap(struct kafka_partition *partition, int64_t next)
